@@ -1,0 +1,1 @@
+"""Traces Triton kernel launches with their arguments, also inside CUDA graph capture."""
