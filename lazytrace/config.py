@@ -41,19 +41,24 @@ def _count(least: int, *, or_none: bool = False) -> Any:
     return check
 
 
-def _patterns(option: str) -> Any:
-    def convert(value: object) -> tuple[str, ...] | None:
-        if value is None:
-            return None
-        if isinstance(value, str):
-            return (value,)
-        if isinstance(value, Iterable):
-            patterns = tuple(value)
-            if patterns and all(isinstance(pattern, str) for pattern in patterns):
-                return patterns
-        raise OptionError(option, value, "an fnmatch pattern, a list of them, or None")
+def _patterns(option: str, value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        patterns = tuple(value)
+        if patterns and all(isinstance(pattern, str) for pattern in patterns):
+            return patterns
+    raise OptionError(option, value, "an fnmatch pattern, a list of them, or None")
 
-    return convert
+
+def _kernels(value: object) -> tuple[str, ...] | None:
+    return _patterns("kernels", value)
+
+
+def _exclude(value: object) -> tuple[str, ...] | None:
+    return _patterns("exclude", value)
 
 
 def _path(value: object) -> Path | None:
@@ -75,8 +80,8 @@ class Options:
     out: Path | None = attrs.field(default=None, converter=_path)
     values: str = attrs.field(default="deferred", validator=_one_of(*_VALUES))
     flush_at: str = attrs.field(default="sync", validator=_one_of(*_FLUSH_AT))
-    kernels: tuple[str, ...] | None = attrs.field(default=None, converter=_patterns("kernels"))
-    exclude: tuple[str, ...] | None = attrs.field(default=None, converter=_patterns("exclude"))
+    kernels: tuple[str, ...] | None = attrs.field(default=None, converter=_kernels)
+    exclude: tuple[str, ...] | None = attrs.field(default=None, converter=_exclude)
     eager_samples: int | None = attrs.field(default=2, validator=_count(0, or_none=True))
     trial_values: bool = attrs.field(default=False, validator=_boolean)
     max_read_bytes: int = attrs.field(default=1 << 30, validator=_count(0))

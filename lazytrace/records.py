@@ -16,8 +16,11 @@ import attrs
 class _Wire(str, Enum):
     """An enumeration whose members equal, and print as, the words of the file."""
 
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+    def __format__(self, spec: str) -> str:
+        return str.__format__(self.value, spec)
 
 
 class LaunchState(_Wire):

@@ -1,0 +1,172 @@
+"""The few calls of the CUDA driver that lazytrace makes itself, through ctypes.
+
+The flush reads device memory without torch: no allocator, no dispatch mode, no current stream of
+torch's can then be disturbed by it, or disturb it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from lazytrace.errors import LazytraceError
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+_IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
+_TYPE_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+
+
+class CudaError(LazytraceError):
+    """A driver call failed. ``code`` is the CUresult, ``name`` its name."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        self.code = code
+        self.name = name
+        super().__init__(f"{call}: {name}")
+
+
+class MemoryKind(str, Enum):
+    """Where a pointer's memory is."""
+
+    DEVICE = "device"
+    HOST = "host"
+    MANAGED = "managed"
+    UNKNOWN = "unknown"
+
+
+@attrs.define
+class CudaDriver:
+    """Calls of libcuda. Every method but the queries raises CudaError when the call fails."""
+
+    _lib: Any
+
+    @classmethod
+    def load(cls) -> CudaDriver | None:
+        """The driver library, or None where there is none. Creates no context."""
+        try:
+            return cls(ctypes.CDLL("libcuda.so.1"))
+        except OSError:
+            return None
+
+    def _check(self, call: str, *args: Any) -> None:
+        code = getattr(self._lib, call)(*args)
+        if code:
+            raise CudaError(call, code, self._name(code))
+
+    def _name(self, code: int) -> str:
+        name = ctypes.c_char_p()
+        if self._lib.cuGetErrorName(code, ctypes.byref(name)) or name.value is None:
+            return f"error {code}"
+        return name.value.decode()
+
+    # Captures
+
+    @contextmanager
+    def relaxed_capture_mode(self) -> Iterator[None]:
+        """Lets this thread make calls that would break another thread's capture otherwise."""
+        mode = ctypes.c_int(_RELAXED)
+        self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+
+    def capture_id(self, stream: int) -> int | None:
+        """The id of the capture that the stream is part of, or None."""
+        status = ctypes.c_int()
+        capture = ctypes.c_uint64()
+        code = self._lib.cuStreamGetCaptureInfo_v2(
+            ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(capture), None, None, None
+        )
+        if code or status.value != _CAPTURE_ACTIVE:
+            return None
+        return capture.value
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream is part of a capture, an invalidated one included."""
+        status = ctypes.c_int()
+        code = self._lib.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+        return bool(code == 0 and status.value)
+
+    # Streams and events
+
+    def stream_create(self) -> int:
+        """A stream of our own that waits for no other."""
+        stream = ctypes.c_void_p()
+        self._check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        return stream.value or 0
+
+    def stream_synchronize(self, stream: int) -> None:
+        """Waits for one stream of ours."""
+        self._check("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def stream_idle(self, stream: int) -> bool:
+        """Whether all work submitted to the stream is done."""
+        code: int = self._lib.cuStreamQuery(ctypes.c_void_p(stream))
+        if code not in (0, _NOT_READY):
+            raise CudaError("cuStreamQuery", code, self._name(code))
+        return code == 0
+
+    # Memory
+
+    def device_alloc(self, size_bytes: int) -> int:
+        """Device memory outside every allocator of the program; its address."""
+        address = ctypes.c_uint64()
+        self._check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
+        return address.value
+
+    def host_alloc(self, size_bytes: int) -> int:
+        """Pinned host memory; its address."""
+        address = ctypes.c_void_p()
+        self._check("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size_bytes), _PORTABLE)
+        return address.value or 0
+
+    def device_free(self, address: int) -> None:
+        """Frees what device_alloc gave."""
+        self._check("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def host_free(self, address: int) -> None:
+        """Frees what host_alloc gave."""
+        self._check("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def copy_to_device(self, device: int, host: int, size_bytes: int, stream: int) -> None:
+        """Enqueues a copy from pinned host memory."""
+        self._check(
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_uint64(device),
+            ctypes.c_void_p(host),
+            ctypes.c_size_t(size_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
+        """Enqueues a copy into pinned host memory."""
+        self._check(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(host),
+            ctypes.c_uint64(device),
+            ctypes.c_size_t(size_bytes),
+            ctypes.c_void_p(stream),
+        )
+
+    def memory_kind(self, address: int) -> MemoryKind:
+        """Where the memory at an address is; UNKNOWN for an address that CUDA does not know."""
+        managed = ctypes.c_uint(0)
+        kind = ctypes.c_uint(0)
+        query = self._lib.cuPointerGetAttribute
+        if query(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address)):
+            return MemoryKind.UNKNOWN
+        query(ctypes.byref(managed), _IS_MANAGED, ctypes.c_uint64(address))
+        if managed.value & 0xFF:
+            return MemoryKind.MANAGED
+        return MemoryKind.DEVICE if kind.value == _TYPE_DEVICE else MemoryKind.HOST
