@@ -16,7 +16,9 @@ import attrs
 
 from lazytrace.errors import LazytraceError
 
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
+_BLOCKING = 0  # CU_STREAM_DEFAULT: ordered with the legacy default stream
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not so
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -49,14 +51,17 @@ class CudaDriver:
     """Calls of libcuda. Every method but the queries raises CudaError when the call fails."""
 
     _lib: Any
+    _contexts: dict[int, int] = attrs.field(factory=dict)
 
     @classmethod
     def load(cls) -> CudaDriver | None:
         """The driver library, or None where there is none. Creates no context."""
         try:
-            return cls(ctypes.CDLL("libcuda.so.1"))
+            lib = ctypes.CDLL("libcuda.so.1")
         except OSError:
             return None
+        lib.cuStreamIsCapturing.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        return cls(lib)
 
     def _check(self, call: str, *args: Any) -> None:
         code = getattr(self._lib, call)(*args)
@@ -68,6 +73,21 @@ class CudaDriver:
         if self._lib.cuGetErrorName(code, ctypes.byref(name)) or name.value is None:
             return f"error {code}"
         return name.value.decode()
+
+    @contextmanager
+    def context(self, device: int) -> Iterator[None]:
+        """Makes the device's primary context current for this thread, as torch does."""
+        handle = self._contexts.get(device)
+        if handle is None:
+            context = ctypes.c_void_p()
+            self._check("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            handle = self._contexts[device] = context.value or 0
+        self._check("cuCtxPushCurrent_v2", ctypes.c_void_p(handle))
+        try:
+            yield
+        finally:
+            popped = ctypes.c_void_p()
+            self._check("cuCtxPopCurrent_v2", ctypes.byref(popped))
 
     # Captures
 
@@ -94,28 +114,53 @@ class CudaDriver:
 
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream is part of a capture, an invalidated one included."""
+        if not stream:
+            return False  # the legacy default stream cannot be captured
         status = ctypes.c_int()
-        code = self._lib.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+        code = self._lib.cuStreamIsCapturing(stream, ctypes.byref(status))
         return bool(code == 0 and status.value)
 
     # Streams and events
 
-    def stream_create(self) -> int:
-        """A stream of our own that waits for no other."""
+    def stream_create(self, *, blocking: bool = False) -> int:
+        """A stream of our own; a blocking one and the legacy default stream wait for each other."""
         stream = ctypes.c_void_p()
-        self._check("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        flags = _BLOCKING if blocking else _NON_BLOCKING
+        self._check("cuStreamCreate", ctypes.byref(stream), flags)
         return stream.value or 0
 
     def stream_synchronize(self, stream: int) -> None:
         """Waits for one stream of ours."""
         self._check("cuStreamSynchronize", ctypes.c_void_p(stream))
 
-    def stream_idle(self, stream: int) -> bool:
-        """Whether all work submitted to the stream is done."""
-        code: int = self._lib.cuStreamQuery(ctypes.c_void_p(stream))
+    def event_behind(self, stream: int) -> int | None:
+        """An event behind all work of the stream; None if the stream is capturing.
+
+        Recording in a capture adds no node and does no harm; only asking such an event would.
+        """
+        event = ctypes.c_void_p()
+        self._check("cuEventCreate", ctypes.byref(event), _NO_TIMING)
+        handle = event.value or 0
+        try:
+            self._check("cuEventRecord", event, ctypes.c_void_p(stream))
+        except CudaError:
+            self.event_destroy(handle)
+            raise
+        if self.is_capturing(stream):
+            self.event_destroy(handle)
+            return None
+        return handle
+
+    def event_passed(self, event: int) -> bool:
+        """Whether all work before the event is done."""
+        code: int = self._lib.cuEventQuery(ctypes.c_void_p(event))
         if code not in (0, _NOT_READY):
-            raise CudaError("cuStreamQuery", code, self._name(code))
+            raise CudaError("cuEventQuery", code, self._name(code))
         return code == 0
+
+    def event_destroy(self, event: int) -> None:
+        """Frees an event."""
+        self._lib.cuEventDestroy_v2(ctypes.c_void_p(event))
 
     # Memory
 

@@ -24,6 +24,7 @@ from lazytrace.records import (
 )
 
 SCHEMA_VERSION = 1
+MAX_DEPTH = 32  # values and arguments nested deeper cannot be written
 
 
 @attrs.frozen

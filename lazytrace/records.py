@@ -302,6 +302,16 @@ Arg = (
 )
 
 
+def parts(path: str, arg: Arg) -> Iterator[tuple[str, Arg]]:
+    """The direct parts of a tuple or a descriptor, each with its path; of others none."""
+    if isinstance(arg, TupleArg):
+        names = [f".{name}" for name in arg.fields or ()]
+        for position, item in enumerate(arg.items):
+            yield path + (names[position] if position < len(names) else f"[{position}]"), item
+    elif isinstance(arg, DescriptorArg) and arg.base is not None:
+        yield f"{path}.base", arg.base
+
+
 @attrs.frozen
 class KernelInfo:
     """A compiled kernel.

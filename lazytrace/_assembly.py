@@ -1,0 +1,284 @@
+"""Puts the parts of a tracer together, and takes them apart."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+import attrs
+import torch
+import triton
+
+from lazytrace import _hooks, _problem_log
+from lazytrace._completion import Completion, Progress
+from lazytrace._containment import Containment
+from lazytrace._flush import Flusher, Trigger
+from lazytrace._graphs import GraphWatch
+from lazytrace._journal import Journal
+from lazytrace._kernels import KernelRegistry
+from lazytrace._patches import Patches
+from lazytrace._pending import Capture, PendingQueue
+from lazytrace._problem_log import ProblemLog
+from lazytrace._reading import ViewReader
+from lazytrace._recorder import PhaseContext, Recorder
+from lazytrace._runtime import Runtime, choose_runtime
+from lazytrace._sync import SyncWatch
+from lazytrace._version import __version__
+from lazytrace.config import Options
+from lazytrace.lines import SCHEMA_VERSION, EndLine, ProblemLine
+from lazytrace.ndjson import NDJSONSink, open_trace
+from lazytrace.problems import Problem
+from lazytrace.records import FlushResult, KernelInfo, Session
+from lazytrace.sink import MemorySink, Sink
+
+_NOTES = {
+    "replay": "flush_at='replay': values are read inside replay(); timings are not comparable",
+    "at_launch": (
+        "values='at_launch': statistics kernels run beside the program's own and serialise what "
+        "would overlap; timings are not comparable, and a race can hide"
+    ),
+}
+
+
+@attrs.define
+class Assembly:
+    """Everything that runs while one tracer is enabled in one process.
+
+    ``open``, which build it, touches nothing of the program; ``install`` does, ``close`` undoes.
+    """
+
+    options: Options
+    runtime: Runtime
+    containment: Containment
+    memory: MemorySink
+    file: NDJSONSink | None
+    session: Session
+    patches: Patches
+    queue: PendingQueue
+    journal: Journal
+    log: ProblemLog
+    phase: PhaseContext
+    completion: Completion
+    recorder: Recorder = attrs.field(init=False)
+    graphs: GraphWatch = attrs.field(init=False)
+    flusher: Flusher = attrs.field(init=False)
+    closed: bool = False
+
+    @classmethod
+    def open(cls, options: Options, *, child: bool = False) -> Assembly:
+        """A new trace; OutputError if its file cannot be created. The session is on disk then."""
+        runtime = choose_runtime()
+        memory = MemorySink(options.max_records)
+        file = None
+        if options.out is not None:
+            file = open_trace(
+                options.out,
+                os.getpid(),
+                socket.gethostname(),
+                child=child,
+                max_file_bytes=options.max_file_bytes,
+            )
+        queue = PendingQueue(options.max_pending)
+        sinks: list[Sink] = [memory] if file is None else [memory, file]
+        journal = Journal(queue, sinks, _with_roles)
+        self = cls(
+            options,
+            runtime,
+            Containment(),
+            memory,
+            file,
+            _session(options, runtime),
+            Patches(),
+            queue,
+            journal,
+            ProblemLog(journal.write, options.on_problem == "warn"),
+            PhaseContext(),
+            Completion(),
+        )
+        journal.write(self.session)
+        journal.commit()
+        return self
+
+    def __attrs_post_init__(self) -> None:
+        options = self.options
+        self.graphs = GraphWatch(
+            self.runtime, self.queue, self.containment, self._capture_ended, self._replayed
+        )
+        self.recorder = Recorder(
+            options,
+            self.runtime,
+            self.queue,
+            KernelRegistry(options.traces, options.eager_samples, options.ir),
+            self.graphs,
+            self.phase,
+            self._write_point,
+        )
+        self.flusher = Flusher(
+            self.runtime,
+            self.queue,
+            self.journal,
+            self.completion,
+            ViewReader(self.runtime, options.max_read_bytes),
+            self._progress,
+            self._refusal,
+            self.log.report,
+        )
+
+    def install(self) -> None:
+        """Patches Triton and torch; undone again if that fails half-way."""
+        with ExitStack() as undo:
+            undo.callback(self.patches.undo)
+            _hooks.install(self.patches, self.recorder, self.phase, self.containment)
+            self.graphs.install(self.patches)
+            SyncWatch(
+                self.runtime,
+                self.completion,
+                self.containment,
+                self._progress,
+                self._synced,
+                self._write_point,
+            ).install(self.patches)
+            undo.pop_all()
+
+    # Flush and write points
+
+    def flush(self, trigger: Trigger, *, wait: bool = False, again: bool = False) -> FlushResult:
+        """A flush on request: also brings the captures' replay counts up to date."""
+        self.graphs.close_foreign()
+        self._refresh_session()
+        result = self.flusher.flush(trigger, wait=wait, again=again)
+        self.flusher.touch()
+        return result
+
+    def _synced(self) -> None:
+        if self.options.flush_at == "sync" and self.flusher.due:
+            self._refresh_session()
+            self.flusher.flush(Trigger.SYNC)
+
+    def _replayed(self, capture: Capture) -> None:
+        if self.options.flush_at == "replay" and capture.replays == 1:
+            self.flusher.flush(Trigger.REPLAY, wait=True)
+
+    def _capture_ended(self, capture: Capture) -> None:
+        if self.graphs.thread_is_capturing():
+            return
+        self._write_point()
+
+    def _write_point(self) -> None:
+        self._refresh_session()
+        self.flusher.write_point()
+
+    def _progress(self) -> Progress:
+        return Progress(self.recorder.last_id, self.graphs.replay_number)
+
+    def _refusal(self) -> str | None:
+        if self.graphs.thread_is_capturing():
+            return "capturing"
+        return self.runtime.refusal()
+
+    def _refresh_session(self) -> None:
+        """Writes a further session line when the rank, or the devices, have become known."""
+        if self.session.rank is not None and self.session.devices:
+            return
+        rank, world_size = _rank()
+        devices = self.session.devices or self.runtime.device_names()
+        known = attrs.evolve(self.session, rank=rank, world_size=world_size, devices=devices)
+        if known != self.session:
+            self.session = known
+            self.journal.write(known)
+
+    # The end
+
+    def close(self, trigger: Trigger) -> list[str]:
+        """Undoes the patches, waits for and reads what is due, and ends the trace.
+
+        Returns the names of attributes that another tool has wrapped since; ours pass through.
+        """
+        if self.closed:
+            return []
+        self.closed = True
+        left = self.patches.undo()
+        self.containment.run("closing flush", self._last_flush, trigger)
+        self.containment.run("end of the trace", self._end)
+        return left
+
+    def _last_flush(self, trigger: Trigger) -> None:
+        self.graphs.close_foreign()
+        result = self.flusher.flush(trigger, wait=True)
+        self.graphs.forget()
+        self.flusher.write_point()
+        self.flusher.abandon(result.reason or "tracer_closed")
+
+    def _end(self) -> None:
+        for problem in self.counted_problems():
+            self.journal.write(ProblemLine(problem))
+        self.journal.write(
+            EndLine(
+                time_ns=time.time_ns(),
+                launches=self.journal.launches,
+                replays=self.graphs.replay_number,
+                dropped=self.dropped(),
+                errors=dict(self.containment.faults),
+            )
+        )
+        for sink in self.journal.sinks:
+            sink.close()
+
+    def problems(self) -> list[Problem]:
+        """Every problem known so far."""
+        if self.closed:
+            return list(self.memory.problems)
+        return [*self.memory.problems, *self.counted_problems()]
+
+    def counted_problems(self) -> list[Problem]:
+        """Problems that are counters: what was dropped, and our own contained faults."""
+        containment = self.containment
+        return [
+            *_problem_log.dropped(self.dropped()),
+            *_problem_log.tracer_errors(containment.faults, containment.last),
+        ]
+
+    def dropped(self) -> dict[str, int]:
+        """What the trace lacks, by reason."""
+        counts = Counter(self.memory.dropped)
+        if self.queue.refused:
+            counts["max_pending: values"] = self.queue.refused
+        if self.file is not None:
+            counts.update(self.file.dropped)
+        return dict(counts)
+
+
+def _with_roles(info: KernelInfo, compiled: Any) -> KernelInfo:
+    return info
+
+
+def _session(options: Options, runtime: Runtime) -> Session:
+    notes = (options.flush_at, options.values)
+    return Session(
+        schema_version=SCHEMA_VERSION,
+        lazytrace=__version__,
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        triton=str(triton.__version__),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        argv=tuple(sys.argv),
+        devices=runtime.device_names(),
+        options=options.as_dict(),
+        time_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        notes=tuple(_NOTES[note] for note in notes if note in _NOTES),
+    )
+
+
+def _rank() -> tuple[int | None, int | None]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return None, None

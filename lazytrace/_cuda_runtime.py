@@ -1,0 +1,191 @@
+"""CUDA as the tracer sees it: which streams capture, which are idle, and how values are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from lazytrace import _opaque
+from lazytrace._cuda import CudaDriver, CudaError, MemoryKind
+from lazytrace._runtime import ReadError, Stream
+from lazytrace._statistics import Region, reading_cost
+from lazytrace._statistics.device_engine import DeviceEngine
+from lazytrace._torch_state import reading_refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lazytrace._views import TensorView
+    from lazytrace.records import TensorStats
+
+_POLL_S = 0.0005
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_LEGACY = (0, 1)  # CU_STREAM_LEGACY and its default handle
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD: another stream on every thread
+
+
+@attrs.define
+class _Device:
+    """What a flush uses on one device; made at the first flush that needs it."""
+
+    stream: int
+    shadow: int  # a blocking stream: what is recorded on it follows the legacy default stream
+    engine: DeviceEngine
+
+
+@attrs.define
+class CudaRuntime:
+    """Implements lazytrace's Runtime on CUDA, through the driver alone.
+
+    No call goes to the legacy default stream: that would invalidate a capture on any blocking
+    stream, in every capture mode. No user's stream is queried, which would invalidate a capture
+    that has just begun on it: an event is recorded on it, which does no harm, and the event is
+    asked only if the stream turned out not to be capturing.
+    """
+
+    driver: CudaDriver
+    capturing: Callable[[int], bool]
+    _devices: dict[int, _Device] = attrs.field(factory=dict)
+
+    @classmethod
+    def load(cls) -> CudaRuntime | None:
+        """The runtime, or None without CUDA's driver library. Creates no context."""
+        driver = CudaDriver.load()
+        return None if driver is None else cls(driver, driver.is_capturing)
+
+    # The capture side: host only
+
+    def device_names(self) -> tuple[str, ...]:
+        """The devices' names, once the program has initialised CUDA."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return ()
+        return tuple(
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        )
+
+    def current_device(self) -> int:
+        """The calling thread's device."""
+        return int(torch._C._cuda_getDevice())
+
+    def current_stream(self, device: int) -> int:
+        """The raw handle of torch's current stream."""
+        return int(torch._C._cuda_getCurrentRawStream(device))
+
+    def capture_id(self, stream: int) -> int | None:
+        """CUDA's id of the capture that the stream is part of."""
+        return self.driver.capture_id(stream)
+
+    def graph_ranges(self, graph: Any) -> list[tuple[int, int]] | None:
+        """The segments of the graph's memory pool, from the allocator's snapshot."""
+        pool = tuple(graph.pool())
+        segments = torch.cuda.memory_snapshot(pool)  # type: ignore[no-untyped-call]
+        return [
+            (segment["address"], segment["address"] + segment["total_size"])
+            for segment in segments
+            if tuple(segment.get("segment_pool_id", ())) == pool
+        ]
+
+    # The flush side
+
+    def refusal(self) -> str | None:
+        """Why this thread may not read values now."""
+        refused = reading_refused()
+        if refused is not None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return refused
+        stream = self.current_stream(self.current_device())
+        return "capturing" if stream and self.capturing(stream) else None
+
+    def idle(self, streams: Collection[Stream], deadline: float | None) -> set[Stream]:
+        """Those streams whose work is done; polls until the deadline if one is given."""
+        idle: set[Stream] = set()
+        probes: dict[Stream, int] = {}
+        try:
+            for stream in streams:
+                event = self._probe(*stream)
+                if event is not None:
+                    probes[stream] = event
+            while True:
+                for stream, event in list(probes.items()):
+                    if self._passed(stream[0], event):
+                        idle.add(stream)
+                        self._drop(stream[0], probes.pop(stream))
+                if not probes or deadline is None or time.monotonic() >= deadline:
+                    return idle
+                time.sleep(_POLL_S)
+        finally:
+            for stream, event in probes.items():
+                self._drop(stream[0], event)
+
+    def _probe(self, device: int, stream: int) -> int | None:
+        """An event behind the stream's work; None if the stream captures, or is gone."""
+        if stream == _PER_THREAD:
+            return None
+        with self._on(device):
+            target = self._device(device).shadow if stream in _LEGACY else stream
+            try:
+                return self.driver.event_behind(target)
+            except CudaError:  # a stream of another library's that was destroyed
+                return None
+
+    def _passed(self, device: int, event: int) -> bool:
+        with self._on(device):
+            return self.driver.event_passed(event)
+
+    def _drop(self, device: int, event: int) -> None:
+        with self._on(device):
+            self.driver.event_destroy(event)
+
+    def unreadable(self, view: TensorView) -> str | None:
+        """Whether the memory is the host's or managed: neither is ever read."""
+        if view.device_type != "cuda":
+            return "host_memory"
+        kind = self.driver.memory_kind(view.data_ptr)
+        return "host_memory" if kind in (MemoryKind.HOST, MemoryKind.MANAGED) else None
+
+    def cost(self, view: TensorView) -> int:
+        """Bytes that reading the view touches."""
+        return reading_cost(_region(view))
+
+    def read(self, views: Sequence[TensorView]) -> list[TensorStats | Exception]:
+        """Statistics by our own kernels, on our own stream, without torch's allocator."""
+        results: list[TensorStats | Exception | None] = [None] * len(views)
+        try:
+            for index in sorted({view.device_index for view in views}):
+                chosen = [i for i, view in enumerate(views) if view.device_index == index]
+                with self._on(index):
+                    device = self._device(index)
+                    regions = [_region(views[i]) for i in chosen]
+                    for i, outcome in zip(chosen, device.engine.read(regions, device.stream)):
+                        results[i] = outcome
+        except CudaError as error:
+            raise ReadError(str(error), sticky=error.code != _OUT_OF_MEMORY) from error
+        return [outcome for outcome in results if outcome is not None]
+
+    def _device(self, index: int) -> _Device:
+        """The device's workspace; called with its context current."""
+        device = self._devices.get(index)
+        if device is None:
+            device = self._devices[index] = _Device(
+                self.driver.stream_create(),
+                self.driver.stream_create(blocking=True),
+                DeviceEngine(self.driver, index),
+            )
+        return device
+
+    @contextmanager
+    def _on(self, device: int) -> Iterator[None]:
+        """The device's context, and relaxed capture mode, for this thread and this block."""
+        with ExitStack() as stack:
+            stack.enter_context(self.driver.context(device))
+            stack.enter_context(self.driver.relaxed_capture_mode())
+            yield
+
+
+def _region(view: TensorView) -> Region:
+    dtype = _opaque.dtype_name(view.dtype)
+    return Region(view.data_ptr, view.shape, view.strides, dtype, view.element_size)

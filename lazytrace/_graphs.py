@@ -1,0 +1,257 @@
+"""Follows CUDA graph captures and replays, through CUDAGraph's own methods."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from lazytrace._containment import Containment
+from lazytrace._patches import Patches
+from lazytrace._pending import Capture, PendingQueue
+from lazytrace._runtime import Runtime
+from lazytrace.records import CaptureState
+
+
+@attrs.define(eq=False)
+class GraphEntry:
+    """One graph object: its number, its name, its captures so far and the current one."""
+
+    number: int
+    ref: weakref.ref[Any]
+    name: str | None = None
+    epochs: int = 0
+    capture: Capture | None = None
+
+
+@attrs.define(eq=False)
+class GraphWatch:
+    """Which captures are open, which graph each one makes, and how often it was replayed.
+
+    Open captures are found by CUDA's capture id, which streams that joined a capture share.
+    """
+
+    runtime: Runtime
+    queue: PendingQueue
+    containment: Containment
+    ended: Callable[[Capture], None]  # the write point at the end of a capture
+    replayed: Callable[[Capture], None]  # after a counted replay
+    replay_number: int = 0
+    open: dict[int, Capture] = attrs.field(factory=dict)
+    _graphs: dict[int, GraphEntry] = attrs.field(factory=dict)
+    _graph_numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    _capture_numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    _replays: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+
+    def install(self, patches: Patches) -> None:
+        """Wraps the four methods of the graph class that is in force now."""
+        from torch.cuda import CUDAGraph
+
+        for name, after, on_error in (
+            ("capture_begin", self._began, None),
+            ("capture_end", self._ended, self._failed),
+            ("replay", self._replayed, None),
+            ("reset", self._was_reset, None),
+        ):
+            patches.wrap(CUDAGraph, name, self._wrapper(patches, after, on_error))
+
+    def _wrapper(
+        self,
+        patches: Patches,
+        after: Callable[[Any], None],
+        on_error: Callable[[Any], None] | None,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        contain = self.containment.run
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(graph: Any, *args: Any, **kwargs: Any) -> Any:
+                if not patches.active:
+                    return original(graph, *args, **kwargs)
+                try:
+                    result = original(graph, *args, **kwargs)
+                except BaseException:
+                    if on_error is not None:
+                        contain("graph watch", on_error, graph)
+                    raise
+                contain("graph watch", after, graph)
+                return result
+
+            return method
+
+        return make
+
+    # What the hook asks
+
+    def capture_of(self, stream: int) -> Capture:
+        """The capture that a capturing stream is part of; one begun elsewhere is made up."""
+        cuda_id = self.runtime.capture_id(stream)
+        if cuda_id is None:
+            found = self._own_on(stream)
+            if found is not None:
+                return found
+        key = -1 if cuda_id is None else cuda_id
+        capture = self.open.get(key)
+        if capture is None:
+            capture = self.open[key] = self._new(None, cuda_id, stream, foreign=True)
+        return capture
+
+    def _own_on(self, stream: int) -> Capture | None:
+        """This thread's open capture on the stream: an invalidated one no longer has a CUDA id."""
+        for capture in list(self.open.values()):
+            if capture.thread == threading.get_ident() and capture.stream == stream:
+                return capture
+        return None
+
+    def thread_is_capturing(self) -> bool:
+        """Whether the calling thread began a capture that is still open."""
+        me = threading.get_ident()
+        return any(
+            capture.thread == me and not capture.foreign for capture in list(self.open.values())
+        )
+
+    # What the wrappers tell
+
+    def _began(self, graph: Any) -> None:
+        stream = self.runtime.current_stream(self.runtime.current_device())
+        cuda_id = self.runtime.capture_id(stream)
+        entry = self.entry(graph)
+        capture = self._new(entry, cuda_id, stream, foreign=False)
+        entry.capture = capture
+        self.open[self._key(capture)] = capture
+
+    def _ended(self, graph: Any) -> None:
+        capture = self._close(graph)
+        if capture is None:
+            return
+        error = sys.exc_info()[1]
+        if error is not None and id(error) != capture.exception_at_begin:
+            # `with torch.cuda.graph(g)` ends the capture while its body's exception passes.
+            capture.state = CaptureState.FAILED
+        else:
+            capture.state = CaptureState.CAPTURED
+            capture.graph_storages = self._graph_storages(graph, capture)
+        self._finish(capture)
+
+    def _failed(self, graph: Any) -> None:
+        capture = self._close(graph)
+        if capture is not None:
+            capture.state = CaptureState.FAILED
+            self._finish(capture)
+
+    def _replayed(self, graph: Any) -> None:
+        entry = self._graphs.get(id(graph))
+        if entry is None or entry.capture is None or entry.ref() is not graph:
+            return
+        stream = self.runtime.current_stream(self.runtime.current_device())
+        if self.runtime.capturing(stream):
+            return  # a child of the capture that is open: nothing ran
+        capture = entry.capture
+        capture.replay_number = self.replay_number = next(self._replays)
+        capture.replay_stream = stream
+        capture.replays += 1
+        if capture.replays == 1:
+            capture.state = CaptureState.CAPTURED
+            self.queue.armed.append(capture)
+        self.replayed(capture)
+
+    def _was_reset(self, graph: Any) -> None:
+        entry = self._graphs.get(id(graph))
+        if entry is not None and entry.ref() is graph:
+            self._drop(entry)
+
+    # Bookkeeping
+
+    def entry(self, graph: Any) -> GraphEntry:
+        """The entry of a graph object, made when it is first met."""
+        entry = self._graphs.get(id(graph))
+        if entry is None or entry.ref() is not graph:
+            key = id(graph)
+
+            def gone(_: object) -> None:
+                # Runs where the graph dies, perhaps inside a capture or a destructor: enqueue only.
+                dead = self._graphs.pop(key, None)
+                if dead is not None:
+                    self._drop(dead)
+
+            entry = GraphEntry(next(self._graph_numbers), weakref.ref(graph, gone))
+            self._graphs[key] = entry
+        return entry
+
+    def forget(self) -> None:
+        """Closes every capture's books: what was not replayed by now counts as never replayed."""
+        for entry in list(self._graphs.values()):
+            self._drop(entry)
+        self._graphs.clear()
+
+    def _drop(self, entry: GraphEntry) -> None:
+        capture, entry.capture = entry.capture, None
+        if capture is not None:
+            self.open.pop(self._key(capture), None)
+            self.queue.gone.append(capture)
+
+    def _new(
+        self, entry: GraphEntry | None, cuda_id: int | None, stream: int, *, foreign: bool
+    ) -> Capture:
+        error = sys.exc_info()[1]
+        epoch = 0
+        if entry is not None:
+            epoch, entry.epochs = entry.epochs, entry.epochs + 1
+        return Capture(
+            id=next(self._capture_numbers),
+            graph=next(self._graph_numbers) if entry is None else entry.number,
+            name=f"capture {cuda_id}" if entry is None else entry.name,
+            epoch=epoch,
+            cuda_id=cuda_id,
+            stream=stream,
+            device=self.runtime.current_device(),
+            thread=threading.get_ident(),
+            time_ns=time.time_ns(),
+            foreign=foreign,
+            owner=None if entry is None else entry.ref,
+            exception_at_begin=None if error is None else id(error),
+        )
+
+    def _key(self, capture: Capture) -> int:
+        return -2 - capture.id if capture.cuda_id is None else capture.cuda_id
+
+    def _close(self, graph: Any) -> Capture | None:
+        """The open capture of a graph, taken off the open ones."""
+        entry = self._graphs.get(id(graph))
+        capture = entry.capture if entry is not None and entry.ref() is graph else None
+        if capture is None or capture.state is not CaptureState.OPEN:
+            return None
+        self.open.pop(self._key(capture), None)
+        return capture
+
+    def _finish(self, capture: Capture) -> None:
+        capture.kernels.clear()
+        self.queue.ended.append(capture)
+        self.ended(capture)
+
+    def _graph_storages(self, graph: Any, capture: Capture) -> tuple[int, ...] | None:
+        """The storages among the capture's arguments that lie in the graph's own pool."""
+        ranges = self.runtime.graph_ranges(graph)
+        if ranges is None:
+            return None
+        inside = {
+            view.storage
+            for group in capture.groups.values()
+            for _, view in group.args.views
+            if any(start <= view.data_ptr < end for start, end in ranges)
+        }
+        return tuple(sorted(inside))
+
+    def close_foreign(self) -> None:
+        """Ends the captures begun elsewhere whose stream no longer captures."""
+        for key, capture in list(self.open.items()):
+            if capture.foreign and self.runtime.capture_id(capture.stream) != capture.cuda_id:
+                self.open.pop(key, None)
+                capture.state = CaptureState.CAPTURED
+                capture.kernels.clear()
+                self.queue.ended.append(capture)

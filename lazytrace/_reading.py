@@ -1,0 +1,112 @@
+"""Reads each view once: decides which memory may be touched, and within which budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from lazytrace._runtime import ReadError, Runtime
+from lazytrace._views import TensorView
+from lazytrace.records import ArgState, Observation, Reading, TensorStats
+
+
+@attrs.frozen
+class ViewResult:
+    """What became of one view's values, for every launch that passed it."""
+
+    state: ArgState
+    reason: str | None = None
+    values: TensorStats | None = None
+
+    def reading(self, observed: Observation | None) -> Reading:
+        """The reading of an argument that is this view."""
+        if self.state is not ArgState.MATERIALIZED:
+            return Reading(self.state, self.reason)
+        return Reading(self.state, None, self.values, observed)
+
+
+@attrs.define
+class ViewReader:
+    """Reads views through a runtime, at most ``max_read_bytes`` at a time.
+
+    ``broken`` keeps the error of a device that will answer no more.
+    """
+
+    runtime: Runtime
+    max_read_bytes: int
+    broken: str | None = None
+
+    def read(self, views: Iterable[TensorView]) -> tuple[dict[int, ViewResult], str | None]:
+        """Results by view id; what is missing stays due, for the reason in the second place."""
+        results: dict[int, ViewResult] = {}
+        readable: list[tuple[int, TensorView, Any]] = []
+        for view in views:
+            storage = None if view.ref is None else view.ref()
+            refused = self._refused(view, storage)
+            if refused is not None:
+                results[view.id] = refused
+            else:
+                readable.append((self.runtime.cost(view), view, storage))
+        chosen, left = self._within_budget(readable, results)
+        # `readable` holds the storages: none can be freed while it is read.
+        self._read(chosen, results)
+        return results, left
+
+    def _refused(self, view: TensorView, storage: Any) -> ViewResult | None:
+        """Why the memory of a view must not be read; None if it may."""
+        if 0 in view.shape:
+            return ViewResult(ArgState.EMPTY)
+        if view.unreadable is not None:
+            return ViewResult(ArgState.SKIPPED, view.unreadable)
+        if storage is None:
+            return ViewResult(ArgState.EXPIRED, "storage_freed")
+        try:
+            pointer, size = storage.data_ptr(), storage.nbytes()
+        except RuntimeError as error:  # cudagraph trees forbid access to what a later run reuses
+            return ViewResult(ArgState.EXPIRED, f"access refused: {str(error).splitlines()[0]}")
+        if pointer != view.storage_ptr:
+            return ViewResult(ArgState.EXPIRED, "storage_freed" if not size else "storage_moved")
+        if size < view.data_ptr - pointer + view.span:
+            return ViewResult(ArgState.EXPIRED, "storage_shrunk")
+        unreadable = self.runtime.unreadable(view)
+        return None if unreadable is None else ViewResult(ArgState.SKIPPED, unreadable)
+
+    def _within_budget(
+        self, readable: list[tuple[int, TensorView, Any]], results: dict[int, ViewResult]
+    ) -> tuple[list[TensorView], str | None]:
+        readable.sort(key=lambda entry: entry[0])
+        chosen: list[TensorView] = []
+        left = None
+        total = 0
+        for cost, view, _ in readable:
+            if cost > self.max_read_bytes:
+                results[view.id] = ViewResult(ArgState.SKIPPED, "max_read_bytes")
+            elif total + cost > self.max_read_bytes:
+                left = "max_read_bytes"
+            else:
+                total += cost
+                chosen.append(view)
+        return chosen, left
+
+    def _read(self, views: list[TensorView], results: dict[int, ViewResult]) -> None:
+        if not views:
+            return
+        outcomes: list[TensorStats | Exception] = []
+        if self.broken is None:
+            try:
+                outcomes = self.runtime.read(views)
+            except ReadError as error:
+                if not error.sticky:
+                    raise
+                self.broken = str(error)
+        if self.broken is not None:
+            failed = ViewResult(ArgState.FAILED, self.broken)
+            results.update(dict.fromkeys((view.id for view in views), failed))
+            return
+        for view, outcome in zip(views, outcomes):
+            if isinstance(outcome, TensorStats):
+                results[view.id] = ViewResult(ArgState.MATERIALIZED, None, outcome)
+            else:
+                results[view.id] = ViewResult(ArgState.SKIPPED, str(outcome))

@@ -1,0 +1,203 @@
+"""Turns one launch, as the hook saw it, into a run in the pending queue."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from lazytrace._call_site import call_site
+from lazytrace._describe import Describer
+from lazytrace._graphs import GraphWatch
+from lazytrace._kernels import KernelEntry, KernelRegistry
+from lazytrace._pending import Capture, Group, PendingQueue, Run
+from lazytrace._runtime import Runtime
+from lazytrace.config import Options
+from lazytrace.records import ArgState, Frame, Outcome, Phase
+
+_WRITE_AFTER_LAUNCHES = 1000
+_WRITE_AFTER_S = 1.0
+
+
+class PhaseContext(threading.local):
+    """Which part of the program the thread is in."""
+
+    phase: Phase = Phase.RUN
+
+
+@attrs.define
+class Recorder:
+    """Records launches: host Python only, no lock, no device work, no file.
+
+    Ids come from one atomic counter. A launch joins a run only if its id follows the run's last
+    one, so that runs of several threads never claim the same id.
+    """
+
+    options: Options
+    runtime: Runtime
+    queue: PendingQueue
+    kernels: KernelRegistry
+    graphs: GraphWatch
+    phase: PhaseContext
+    write: Callable[[], None]  # a write point; called outside captures only
+    describer: Describer = attrs.field(factory=Describer)
+    mark: str | None = None
+    paused: int = 0
+    last_id: int = -1
+    _ids: Iterator[int] = attrs.field(factory=itertools.count)
+    _write_at: int = 0
+    _written_at: float = 0.0
+
+    def launched(
+        self,
+        kernel: Any,
+        grid: Any,
+        stream: int,
+        args: tuple[Any, ...],
+        outcome: Outcome = Outcome.SUBMITTED,
+    ) -> None:
+        """Records one launch that is about to be submitted (or, ``outcome``, failed before)."""
+        if self.paused:
+            return
+        entry = self.kernels.entry(kernel)
+        if not entry.traced:
+            return
+        capture = self.graphs.capture_of(stream) if self.runtime.capturing(stream) else None
+        site = call_site() if self.options.stacks else None
+        run = entry.last
+        number = next(self._ids)
+        self.last_id = number
+        if (
+            run is not None
+            and run.id + run.count == number
+            and not run.closed
+            and run.grid == grid
+            and run.stream == stream
+            and run.capture is capture
+            and run.thread == threading.get_ident()
+            and run.mark is self.mark
+            and run.phase is self.phase.phase
+            and run.call_site == site
+            and outcome is Outcome.SUBMITTED
+            and not torch._C._is_torch_function_mode_enabled()
+            and self.describer.same(run.args, args)
+        ):
+            self._join(run, entry)
+        else:
+            run = self._begin(entry, kernel, grid, stream, args, capture, site, number, outcome)
+        if capture is None and number >= self._write_at:
+            self._write_point()
+
+    def _join(self, run: Run, entry: KernelEntry) -> None:
+        run.count += 1
+        capture = run.capture
+        if capture is not None:
+            capture.launches += 1
+            capture.groups[run.args.id].launches += 1
+        elif run.values is ArgState.PENDING and entry.samples_left:
+            entry.samples_left -= 1
+
+    def _begin(
+        self,
+        entry: KernelEntry,
+        kernel: Any,
+        grid: Any,
+        stream: int,
+        args: tuple[Any, ...],
+        capture: Capture | None,
+        site: tuple[Frame, ...] | None,
+        number: int,
+        outcome: Outcome,
+    ) -> Run:
+        with torch._C.DisableTorchFunction():
+            described = self.describer.describe(
+                entry.arg_names, entry.constexprs, args, entry.arg_sets
+            )
+        if outcome is Outcome.SUBMITTED and 0 in tuple(grid)[:3]:
+            outcome = Outcome.EMPTY_GRID
+        values, reason = self._plan(entry, capture, outcome)
+        run = Run(
+            id=number,
+            kernel=entry,
+            args=described,
+            grid=tuple(grid),
+            stream=stream,
+            device=self.runtime.current_device(),
+            thread=threading.get_ident(),
+            time_ns=time.time_ns(),
+            phase=self.phase.phase,
+            mark=self.mark,
+            capture=capture,
+            index=None if capture is None else capture.launches,
+            values=values,
+            reason=reason,
+            outcome=outcome,
+            call_site=site,
+        )
+        if capture is not None:
+            self._capture(run, capture, kernel)
+        elif values is ArgState.PENDING:
+            self.queue.eager.append(run)
+        entry.last = run
+        self.queue.new.append(run)
+        self._write_at = min(self._write_at, self._deadline(number, entry))
+        return run
+
+    def _plan(
+        self, entry: KernelEntry, capture: Capture | None, outcome: Outcome
+    ) -> tuple[ArgState, str | None]:
+        """What is to become of the launch's values."""
+        if outcome is Outcome.EMPTY_GRID:
+            return ArgState.SKIPPED, "not_executed"
+        if outcome is Outcome.FAILED:
+            return ArgState.SKIPPED, "launch_failed"
+        if self.options.values == "off":
+            return ArgState.OFF, None
+        if self.phase.phase is Phase.TRIAL and not self.options.trial_values:
+            return ArgState.OFF, "autotune_trial"
+        if capture is not None and capture.foreign:
+            return ArgState.SKIPPED, "foreign_capture"
+        if self.queue.full:
+            self.queue.refused += 1
+            return ArgState.SKIPPED, "max_pending"
+        if capture is None and entry.samples_left is not None:
+            if entry.samples_left <= 0:
+                return ArgState.SKIPPED, "not_sampled"
+            entry.samples_left -= 1
+        return ArgState.PENDING, None
+
+    def _capture(self, run: Run, capture: Capture, kernel: Any) -> None:
+        capture.launches += 1
+        if capture.first_launch is None:
+            capture.first_launch = run.id
+        capture.kernels[id(kernel)] = kernel
+        args = run.args
+        group = capture.groups.get(args.id)
+        if group is None:
+            group = capture.groups[args.id] = Group(args)
+        group.launches += 1
+        if run.values is not ArgState.PENDING:
+            return
+        group.runs.append(run.id)
+        self.queue.captured += 1
+        capture.pending_runs += 1
+        for _, view in args.views:
+            capture.views[view.id] = view
+
+    def _deadline(self, number: int, entry: KernelEntry) -> int:
+        """The launch at which the queue is to be written: at once for a kernel's first one."""
+        if not entry.written:
+            return number
+        if time.monotonic() - self._written_at >= _WRITE_AFTER_S:
+            return number
+        return number + _WRITE_AFTER_LAUNCHES
+
+    def _write_point(self) -> None:
+        self._written_at = time.monotonic()
+        self._write_at = self.last_id + _WRITE_AFTER_LAUNCHES
+        self.write()

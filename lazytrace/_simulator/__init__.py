@@ -1,0 +1,1 @@
+"""A CUDA device simulated on CPU tensors, behind ``lazytrace.testing.simulate()``."""

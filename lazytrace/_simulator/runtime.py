@@ -1,0 +1,86 @@
+"""The simulated device as the tracer reads it: statistics of CPU tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from lazytrace import _opaque
+from lazytrace._runtime import Stream
+from lazytrace._statistics import Region, reading_cost
+from lazytrace._statistics.torch_engine import TorchEngine
+from lazytrace._torch_state import reading_refused
+
+if TYPE_CHECKING:
+    from lazytrace._simulator.simulation import Simulation
+    from lazytrace._views import TensorView
+    from lazytrace.records import TensorStats
+
+_POLL_S = 0.001
+
+
+@attrs.frozen
+class SimulatedRuntime:
+    """Implements lazytrace's Runtime for a simulation; a CPU tensor is device memory here."""
+
+    simulation: Simulation
+    engine: TorchEngine = attrs.field(factory=TorchEngine)
+
+    def device_names(self) -> tuple[str, ...]:
+        """The one simulated device."""
+        return ("simulated NVIDIA device",)
+
+    def current_device(self) -> int:
+        """There is one device."""
+        return 0
+
+    def current_stream(self, device: int) -> int:
+        """The calling thread's current stream."""
+        return self.simulation.current_stream_handle()
+
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream is part of a capture, an invalidated one included."""
+        return stream != 0 and self.simulation.stream_capturing(stream)
+
+    def capture_id(self, stream: int) -> int | None:
+        """The id of the capture that the stream is part of."""
+        return self.simulation.capture_id(stream)
+
+    def graph_ranges(self, graph: Any) -> list[tuple[int, int]] | None:
+        """The buffers that the graph's pool owns."""
+        return self.simulation.graph_ranges(graph)
+
+    def refusal(self) -> str | None:
+        """Why this thread may not read: its current stream captures, or tensors are not real."""
+        if self.simulation.stream_capturing(self.simulation.current_stream_handle()):
+            return "capturing"
+        return reading_refused()
+
+    def idle(self, streams: Collection[Stream], deadline: float | None) -> set[Stream]:
+        """The streams that no ``busy()`` block holds."""
+        idle = {stream for stream in streams if self.simulation.stream_idle(stream[1])}
+        while deadline is not None and len(idle) < len(streams) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            idle = {stream for stream in streams if self.simulation.stream_idle(stream[1])}
+        return idle
+
+    def unreadable(self, view: TensorView) -> str | None:
+        """Nothing: all memory is host memory here."""
+        return None
+
+    def cost(self, view: TensorView) -> int:
+        """Bytes that reading the view touches."""
+        return reading_cost(_region(view))
+
+    def read(self, views: Sequence[TensorView]) -> list[TensorStats | Exception]:
+        """Statistics through torch, on the CPU."""
+        storages: list[Any] = [None if view.ref is None else view.ref() for view in views]
+        return self.engine.read([_region(view) for view in views], storages)
+
+
+def _region(view: TensorView) -> Region:
+    dtype = _opaque.dtype_name(view.dtype)
+    return Region(view.data_ptr, view.shape, view.strides, dtype, view.element_size)
