@@ -9,15 +9,17 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
 import triton
+from triton.runtime import driver
 
 from lazytrace import _hooks, _problem_log
 from lazytrace._completion import Completion, Progress
 from lazytrace._containment import Containment
+from lazytrace._cuda_runtime import CudaRuntime
 from lazytrace._flush import Flusher, Trigger
 from lazytrace._graphs import GraphWatch
 from lazytrace._journal import Journal
@@ -27,7 +29,7 @@ from lazytrace._pending import Capture, PendingQueue
 from lazytrace._problem_log import ProblemLog
 from lazytrace._reading import ViewReader
 from lazytrace._recorder import PhaseContext, Recorder
-from lazytrace._runtime import Runtime, choose_runtime
+from lazytrace._runtime import HostRuntime, Runtime
 from lazytrace._sync import SyncWatch
 from lazytrace._version import __version__
 from lazytrace.config import Options
@@ -73,7 +75,7 @@ class Assembly:
     @classmethod
     def open(cls, options: Options, *, child: bool = False) -> Assembly:
         """A new trace; OutputError if its file cannot be created. The session is on disk then."""
-        runtime = choose_runtime()
+        runtime = _choose_runtime()
         memory = MemorySink(options.max_records)
         file = None
         if options.out is not None:
@@ -282,3 +284,19 @@ def _rank() -> tuple[int | None, int | None]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return None, None
+
+
+def _choose_runtime() -> Runtime:
+    """The runtime that the active Triton driver brings (the simulator's), CUDA's, or the host's."""
+    # Looked up without touching `driver.active`, which would make a driver, and raise without one.
+    held = vars(driver)
+    active = held.get("_active") or held.get("active")
+    brought = vars(active).get("lazytrace_runtime") if active is not None else None
+    if brought is not None:
+        return cast("Runtime", brought)
+    # Not torch.cuda.is_available(): that would initialise CUDA, and a later fork would lose it.
+    if torch.version.cuda is not None:
+        runtime = CudaRuntime.load()
+        if runtime is not None:
+            return runtime
+    return HostRuntime()

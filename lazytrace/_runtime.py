@@ -1,4 +1,4 @@
-"""The device as the tracer sees it: an interface, and the choice between its implementations.
+"""The device as the tracer sees it: an interface, and what stands in where there is none.
 
 Nothing on the capture side of this interface does device work. The CUDA implementation is
 `_cuda_runtime`; the simulator brings its own; without a device there is `HostRuntime`.
@@ -7,7 +7,7 @@ Nothing on the capture side of this interface does device work. The CUDA impleme
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -123,23 +123,3 @@ class HostRuntime:
     def read(self, views: Sequence[TensorView]) -> list[TensorStats | Exception]:
         """Nothing can be read."""
         raise ReadError("there is no CUDA device", sticky=True)
-
-
-def choose_runtime() -> Runtime:
-    """The runtime that the active Triton driver brings (the simulator's), CUDA's, or the host's."""
-    from triton.runtime import driver
-
-    # Looked up without touching `driver.active`, which would make a driver, and raise without one.
-    held = vars(driver)
-    active = held.get("_active") or held.get("active")
-    brought = vars(active).get("lazytrace_runtime") if active is not None else None
-    if brought is not None:
-        return cast("Runtime", brought)
-    # Not torch.cuda.is_available(): that would initialise CUDA, and a later fork would lose it.
-    if torch.version.cuda is not None:
-        from lazytrace._cuda_runtime import CudaRuntime
-
-        runtime = CudaRuntime.load()
-        if runtime is not None:
-            return runtime
-    return HostRuntime()

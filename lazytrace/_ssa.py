@@ -8,7 +8,8 @@ import attrs
 
 from lazytrace.errors import LazytraceError
 
-_MAX_VALUES = 1_000_000  # a chain of helpers that each call the next twice must not exhaust memory
+# Helpers that each call the next one twice must cost the traced program neither memory nor time.
+_MAX_VALUES = 100_000
 
 
 class TTIRError(LazytraceError):

@@ -21,6 +21,7 @@ _MAX_NAMES = 10_000
 _VALUES_SHARE = 0.9
 _END_BYTES = 4096
 _RETRY_BYTES = 1 << 20
+_RECENT_RUNS = 1000
 # Others refer to these lines, so a failed write keeps them; all else may go.
 _REFERRED_TO = frozenset({"session", "kernel", "args", "capture"})
 
@@ -34,14 +35,14 @@ class _Encoded:
     weight: int
 
 
-@attrs.define
+@attrs.define(eq=False)
 class NDJSONSink:
     """A file that this process alone created and appends whole lines to.
 
     ``write`` only encodes and queues; ``flush`` writes. Neither raises: the first failure is in
-    ``fault``, and ``dropped`` counts what was lost as ``"REASON:TYPE"``, launch lines by their
-    launches. REASON is ``write_failed``, ``max_file_bytes``, ``unencodable``, ``closed`` or
-    ``forked`` (a child must open its own file).
+    ``fault``, and ``dropped`` counts what was lost as ``"REASON:TYPE"``, launch lines by the
+    launches that they add to the last line of their id. REASON is ``write_failed``,
+    ``max_file_bytes``, ``unencodable``, ``closed`` or ``forked`` (a child must open its own file).
 
     After a failed write the lines that did not get out wait for the next flush, at most 1 MiB of
     them besides the lines that others refer to; a line that was cut stays cut, and the next
@@ -61,6 +62,7 @@ class NDJSONSink:
     fault: OSError | InternalError | None = None
     dropped: Counter[str] = attrs.field(factory=Counter)
     _queue: list[_Encoded] = attrs.field(factory=list)
+    _counts: dict[int, int] = attrs.field(factory=dict)
     _size: int = 0
     _sent: int = 0
     _torn: bool = False
@@ -76,7 +78,7 @@ class NDJSONSink:
     def write(self, line: Line) -> None:
         """Queue a line."""
         name = type_name(line)
-        weight = line.count if isinstance(line, LaunchLine) else 1
+        weight = self._new_launches(line) if isinstance(line, LaunchLine) else 1
         if os.getpid() != self._pid:
             self.dropped[f"forked:{name}"] += weight
             return
@@ -94,6 +96,14 @@ class NDJSONSink:
             return
         self._size += len(data)
         self._queue.append(_Encoded(name, data, weight))
+
+    def _new_launches(self, line: LaunchLine) -> int:
+        """How many launches the line has more than the last one of its id, if that was recent."""
+        known = self._counts.pop(line.id, 0)
+        self._counts[line.id] = line.count
+        if len(self._counts) > _RECENT_RUNS:
+            del self._counts[next(iter(self._counts))]
+        return max(0, line.count - known)
 
     def _fits(self, name: str, size_bytes: int) -> bool:
         limit = self.max_file_bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from lazytrace.records import Point, _Wire
+from lazytrace.arguments import Point, WireEnum
 
 
-class ProblemKind(_Wire):
+class ProblemKind(WireEnum):
     """The kinds of problem that a tracer reports."""
 
     NON_FINITE = "non_finite"
@@ -19,14 +19,14 @@ class ProblemKind(_Wire):
     TRACER_ERROR = "tracer_error"
 
 
-class Side(_Wire):
+class Side(WireEnum):
     """Whether a launch found the bad value or left it."""
 
     INPUT = "input"
     OUTPUT = "output"
 
 
-class Origin(_Wire):
+class Origin(WireEnum):
     """Whether the launch made the bad value or an input brought it."""
 
     MADE_HERE = "made_here"

@@ -68,7 +68,7 @@ class _Shared:
             self.forget(oldest)
 
 
-@attrs.define
+@attrs.define(eq=False)
 class MemorySink:
     """Keeps the last ``max_records`` runs, what they refer to, and their readings.
 
@@ -80,6 +80,7 @@ class MemorySink:
     dropped: Counter[str] = attrs.field(factory=Counter)
     _joiner: Joiner = attrs.field(factory=Joiner)
     _launches: dict[int, LaunchLine] = attrs.field(factory=dict)
+    _problem_lines: int = 0
     _args: _Shared = attrs.field(init=False)
     _captures: _Shared = attrs.field(init=False)
 
@@ -99,8 +100,8 @@ class MemorySink:
             self._write_launch(line)
         elif isinstance(line, ValuesLine):
             self._write_values(line)
-        elif isinstance(line, ProblemLine) and len(self._joiner.problems) >= self.max_records:
-            self.dropped["max_problems"] += 1
+        elif isinstance(line, ProblemLine):
+            self._write_problem(line)
         else:
             self._joiner.add(line)
             if isinstance(line, ArgsLine):
@@ -122,6 +123,13 @@ class MemorySink:
             self._joiner.forget_launch(oldest.id)
             self._release(oldest)
             self.dropped["max_records"] += oldest.count
+
+    def _write_problem(self, line: ProblemLine) -> None:
+        if self._problem_lines >= self.max_records:
+            self.dropped["max_problems"] += 1
+            return
+        self._problem_lines += 1
+        self._joiner.add(line)
 
     def _release(self, line: LaunchLine) -> None:
         self._args.release(line.args)

@@ -33,8 +33,8 @@ def simulate(
     None takes the wall clock. Leaving restores every attribute, also after an exception.
 
     Raises MissingDependencyError without torch, triton or numpy, LazytraceError if nested.
-    Limits: torch operations are held to the rules in the capturing thread only; bfloat16
-    arithmetic raises NotImplementedError (loads, stores and conversions work); no Gluon.
+    Limits: torch operations are held to the rules in the capturing thread only; reductions and
+    atomics in bfloat16 raise NotImplementedError, other bfloat16 arithmetic works; no Gluon.
     """
     for module, extra in _NEEDED.items():
         if importlib.util.find_spec(module) is None:

@@ -13,7 +13,7 @@ import lazytrace
 
 ROOT = Path(lazytrace.__file__).parent
 
-VOCABULARY = {"errors", "config", "records", "problems", "lines", "_version"}
+VOCABULARY = {"errors", "config", "arguments", "records", "problems", "lines", "_version"}
 CAPTURE = {
     "_hooks",
     "_recorder",

@@ -17,7 +17,7 @@ from lazytrace.errors import InternalError, OutputError
 from lazytrace.lines import EndLine, Line, ValuesLine
 from lazytrace.ndjson import NDJSONSink, open_trace
 from lazytrace.reader import read
-from lazytrace.records import KernelInfo, ScalarArg
+from lazytrace.records import ScalarArg
 
 END = EndLine(900, 1, 0)
 
@@ -399,6 +399,15 @@ def test_a_path_that_cannot_be_used_says_why(tmp_path: Path, out: str, message: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_run_that_grows_is_lost_once(tmp_path: Path) -> None:
+    """Lines of one run that are dropped again and again count each launch once."""
+    disk = Disk(0)
+    sink = sink_with(tmp_path / "a.ndjson", disk.write)
+    write_all(sink, launch(0, count=2), launch(0, count=5), launch(0, count=9), launch(9))
+    sink.close()
+    assert sink.dropped == {"write_failed:launch": 10}
+
+
 @contextmanager
 def unprivileged() -> Iterator[None]:
     """Root may write anywhere: for a while be nobody."""
@@ -431,10 +440,7 @@ def test_an_unwritable_directory_says_so(tmp_path: Path, out: str) -> None:
 def test_a_kernel_keeps_its_source(tmp_path: Path) -> None:
     """Text of many lines is one line of the file."""
     sink = open_trace(tmp_path / "a.ndjson", 7, "node")
-    info = KernelInfo(
-        "k", "h", source="@triton.jit\ndef k():\n\tpass\r\n\u2028", ir={"ptx": "a\nb"}
-    )
-    line = kernel(source=info.source, ir=info.ir)
+    line = kernel(source="@triton.jit\ndef k():\n\tpass\r\n\u2028", ir={"ptx": "a\nb"})
     write_all(sink, session(), line)
     sink.close()
     assert sink.path.read_bytes().count(b"\n") == 2

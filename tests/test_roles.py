@@ -111,6 +111,15 @@ def test_an_address_from_an_unknown_operation_is_elsewhere() -> None:
     assert roles.writes_unknown
 
 
+def test_a_long_reason_is_cut() -> None:
+    """A reason names the first few causes and counts the rest."""
+    roles = _of(*(f"tt.odd{letter} %n : i32" for letter in "abcdeb"))
+
+    assert roles.reason == (
+        "tt.odda is not known; tt.oddb is not known; tt.oddc is not known; and 2 more"
+    )
+
+
 def test_a_call_of_a_function_that_is_only_declared_is_foreign_code() -> None:
     """Without a body there is nothing to follow the argument into."""
     roles = _of("tt.call @elsewhere(%x) : (!tt.ptr<f32>) -> ()")

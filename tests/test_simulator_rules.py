@@ -218,6 +218,7 @@ HOST_READS = {
     "format": lambda x: f"{x}",
     "nonzero": lambda x: x.nonzero(),
     "boolean mask": lambda x: x[x > 0],
+    "assignment by mask": lambda x: x.index_put_((x > 9,), torch.ones(())),
     "equal": lambda x: torch.equal(x, x),
     "unique": lambda x: x.unique(),
 }

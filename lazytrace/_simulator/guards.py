@@ -49,15 +49,15 @@ class DispatchGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         stream = device.current_stream
         capture = stream.capture
         if capture is None:
-            self._beside_capture(func)
+            self._beside_capture(func, args)
             return func(*args, **kwargs)
-        if operations.waits_for_device(func):
+        if operations.waits_for_device(func, args):
             device.rules.refuse([capture], str(func))
         return operations.record(capture, stream, func, args, kwargs)
 
-    def _beside_capture(self, func: Any) -> None:
+    def _beside_capture(self, func: Any, args: Any) -> None:
         rules = self._device.rules
-        if operations.waits_for_device(func):
+        if operations.waits_for_device(func, args):
             rules.unsafe(f"cudaStreamSynchronize in {func}")
         elif operations.allocates(func):
             rules.unsafe(f"cudaMalloc in {func}")

@@ -11,7 +11,8 @@ from lazytrace._simulator.memory import Pool, TensorView
 from lazytrace._simulator.nodes import OperationNode, _flat
 from lazytrace._simulator.rules import Capture, StreamState
 
-_PASSIVE = {"set_", "detach", "alias", "lift_fresh", "record_stream", "_unsafe_view"}
+_PASSIVE = {"detach", "alias", "lift_fresh", "record_stream", "_unsafe_view"}
+_INDEXING = {"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"}
 
 
 def base_name(function: Any) -> str:
@@ -20,15 +21,20 @@ def base_name(function: Any) -> str:
     return name
 
 
-def waits_for_device(function: Any) -> bool:
+def waits_for_device(function: Any, args: Any) -> bool:
     """Whether the result's value or shape must come to the host."""
+    if base_name(function) in _INDEXING:  # a mask is turned into indices, which are then counted
+        masks = (torch.bool, torch.uint8)
+        return any(index is not None and index.dtype in masks for index in args[1])
     tags = function.tags
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def is_passive(function: Any) -> bool:
     """Whether the operation only describes memory that exists: no node, no allocation."""
-    if function.is_view or base_name(function) in _PASSIVE:
+    if function.is_view or torch.Tag.inplace_view in function.tags:
+        return True
+    if base_name(function) in _PASSIVE:
         return True
     returns = function._schema.returns
     return not _mutated(function) and not any("Tensor" in str(ret.type) for ret in returns)
