@@ -70,7 +70,8 @@ class Assembly:
     recorder: Recorder = attrs.field(init=False)
     graphs: GraphWatch = attrs.field(init=False)
     flusher: Flusher = attrs.field(init=False)
-    closed: bool = False
+    closed: bool = False  # the program is as it was before
+    ended: bool = False  # the trace has its last line
 
     @classmethod
     def open(cls, options: Options, *, child: bool = False) -> Assembly:
@@ -130,6 +131,7 @@ class Assembly:
             self._progress,
             self._refusal,
             self.log.report,
+            self._refresh_session,
         )
 
     def install(self) -> None:
@@ -151,16 +153,12 @@ class Assembly:
     # Flush and write points
 
     def flush(self, trigger: Trigger, *, wait: bool = False, again: bool = False) -> FlushResult:
-        """A flush on request: also brings the captures' replay counts up to date."""
+        """A flush on request."""
         self.graphs.close_foreign()
-        self._refresh_session()
-        result = self.flusher.flush(trigger, wait=wait, again=again)
-        self.flusher.touch()
-        return result
+        return self.flusher.flush(trigger, wait=wait, again=again)
 
     def _synced(self) -> None:
         if self.options.flush_at == "sync" and self.flusher.due:
-            self._refresh_session()
             self.flusher.flush(Trigger.SYNC)
 
     def _replayed(self, capture: Capture) -> None:
@@ -168,13 +166,11 @@ class Assembly:
             self.flusher.flush(Trigger.REPLAY, wait=True)
 
     def _capture_ended(self, capture: Capture) -> None:
-        if self.graphs.thread_is_capturing():
-            return
         self._write_point()
 
     def _write_point(self) -> None:
-        self._refresh_session()
-        self.flusher.write_point()
+        if not self.graphs.thread_is_capturing():
+            self.flusher.write_point()
 
     def _progress(self) -> Progress:
         return Progress(self.recorder.last_id, self.graphs.replay_number)
@@ -200,24 +196,37 @@ class Assembly:
     def close(self, trigger: Trigger) -> list[str]:
         """Undoes the patches, waits for and reads what is due, and ends the trace.
 
-        Returns the names of attributes that another tool has wrapped since; ours pass through.
+        While a capture is open the trace ends with that capture. Returns the names of attributes
+        that another tool has wrapped since; ours pass through.
         """
         if self.closed:
             return []
         self.closed = True
         left = self.patches.undo()
-        self.containment.run("closing flush", self._last_flush, trigger)
-        self.containment.run("end of the trace", self._end)
+        if self.graphs.finish_open(self.end):
+            self.containment.run("last flush", self.flusher.write_point)
+        else:
+            self.containment.run("last flush", self._last_flush, trigger)
+            self.end()
         return left
 
     def _last_flush(self, trigger: Trigger) -> None:
         self.graphs.close_foreign()
-        result = self.flusher.flush(trigger, wait=True)
-        self.graphs.forget()
-        self.flusher.write_point()
-        self.flusher.abandon(result.reason or "tracer_closed")
+        self.flusher.flush(trigger, wait=True)
+
+    def end(self) -> None:
+        """Writes the last lines and closes the file."""
+        if not self.ended:
+            self.ended = True
+            self.graphs.forget()
+            self.containment.run("end of the trace", self._end)
 
     def _end(self) -> None:
+        self.flusher.finish("tracer_closed", self._write_end)
+        for sink in self.journal.sinks:
+            sink.close()
+
+    def _write_end(self) -> None:
         for problem in self.counted_problems():
             self.journal.write(ProblemLine(problem))
         self.journal.write(
@@ -229,12 +238,10 @@ class Assembly:
                 errors=dict(self.containment.faults),
             )
         )
-        for sink in self.journal.sinks:
-            sink.close()
 
     def problems(self) -> list[Problem]:
         """Every problem known so far."""
-        if self.closed:
+        if self.ended:
             return list(self.memory.problems)
         return [*self.memory.problems, *self.counted_problems()]
 

@@ -52,7 +52,8 @@ class Flusher:
     """Owns what is due between flushes. One flush at a time; a second one skips, never waits.
 
     ``progress`` tells the numbers of the latest launch and replay, ``refusal`` why the calling
-    thread may not flush now, ``problem`` takes what a flush finds wrong.
+    thread may not flush now, ``problem`` takes what a flush finds wrong, ``before_writing`` is
+    called before each batch of lines. Only the holder of the lock writes lines.
     """
 
     runtime: Runtime
@@ -63,10 +64,12 @@ class Flusher:
     progress: Callable[[], Progress]
     refusal: Callable[[], str | None]
     problem: Callable[[Problem], None]
+    before_writing: Callable[[], None]
     _eager: list[Run] = attrs.field(factory=list)
     _armed: dict[int, Capture] = attrs.field(factory=dict)
     _read: dict[int, Capture] = attrs.field(factory=dict)  # complete, may be read again
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
+    _holder: int | None = None
 
     @property
     def due(self) -> bool:
@@ -80,9 +83,11 @@ class Flusher:
         """Reads what is due and done. With ``wait``, waits for the rest, at most ten seconds."""
         if not self._lock.acquire(blocking=False):
             return FlushResult(0, self._still_due(), "another flush is running")
+        self._holder = threading.get_ident()
         try:
             return self._flush(trigger, wait=wait, again=again)
         finally:
+            self._holder = None
             self._lock.release()
 
     def write_point(self) -> None:
@@ -94,10 +99,28 @@ class Flusher:
         finally:
             self._lock.release()
 
+    def finish(self, reason: str, last_lines: Callable[[], None]) -> None:
+        """Writes all that is left, states that the rest will not be read, and then ``last_lines``.
+
+        Waits for a flush that runs on another thread, at most ten seconds.
+        """
+        # A signal handler may end the trace while this very thread flushes: it must not wait.
+        mine = self._holder == threading.get_ident()
+        locked = not mine and self._lock.acquire(timeout=_DEADLINE_S)
+        try:
+            self._write_descriptions(commit=False)
+            self._abandon(reason)
+            last_lines()
+        finally:
+            if locked:
+                self._lock.release()
+
     def _flush(self, trigger: Trigger, *, wait: bool, again: bool) -> FlushResult:
         reason = self.refusal()
         if reason is None:
             self.journal.close_runs()
+        if trigger is not Trigger.SYNC:
+            self._touch()
         self._write_descriptions(commit=reason != "capturing")
         if reason is not None:
             return FlushResult(0, self._still_due(), reason)
@@ -116,6 +139,7 @@ class Flusher:
     # What is due
 
     def _write_descriptions(self, *, commit: bool = True) -> None:
+        self.before_writing()
         self._settle()
         self.journal.drain()
         if commit:
@@ -262,7 +286,7 @@ class Flusher:
             self._read[capture.id] = capture
         return completed
 
-    def abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """States in the trace that what is still due will not be read."""
         given_up = ViewResult(ArgState.SKIPPED, reason)
         for run in self._eager:
@@ -278,17 +302,10 @@ class Flusher:
             self.journal.capture(capture)
         self._armed.clear()
 
-    def touch(self) -> None:
+    def _touch(self) -> None:
         """Writes how often each live capture was replayed so far."""
         for capture in (*self._read.values(), *self._armed.values()):
             self.journal.capture(capture)
-
-    def forget_locks(self) -> None:
-        """In a forked child: nobody else is flushing, and nothing of the parent's is due."""
-        self._lock = threading.Lock()
-        self._eager.clear()
-        self._armed.clear()
-        self._read.clear()
 
 
 def _readings(

@@ -247,6 +247,43 @@ class GraphWatch:
         }
         return tuple(sorted(inside))
 
+    def finish_open(self, done: Callable[[], None]) -> bool:
+        """Sees this process's open captures to their end although the class is unpatched.
+
+        Each graph that is being captured gets a ``capture_end`` of its own, which removes itself.
+        ``done`` is called after the last one. False if no capture is open.
+        """
+        graphs = [
+            capture.owner()
+            for capture in list(self.open.values())
+            if capture.owner is not None and capture.state is CaptureState.OPEN
+        ]
+        alive = [graph for graph in graphs if graph is not None]
+        for graph in alive:
+            self._finish_graph(graph, done)
+        return bool(alive)
+
+    def _finish_graph(self, graph: Any, done: Callable[[], None]) -> None:
+        ref = weakref.ref(graph)  # the graph must not keep itself alive
+        contain = self.containment.run
+
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            graph = ref()
+            if graph is None:  # unreachable: the method was looked up on the graph
+                return None
+            del graph.capture_end
+            after = self._failed
+            try:
+                result = graph.capture_end(*args, **kwargs)
+                after = self._ended
+            finally:
+                contain("graph watch", after, graph)
+                if not any(capture.owner is not None for capture in list(self.open.values())):
+                    done()
+            return result
+
+        graph.capture_end = capture_end
+
     def close_foreign(self) -> None:
         """Ends the captures begun elsewhere whose stream no longer captures."""
         for key, capture in list(self.open.items()):

@@ -97,8 +97,11 @@ class Tracer:
         self._close(Trigger.EXIT)
 
     def _close(self, trigger: Trigger) -> None:
-        atexit.unregister(self._at_exit)
         left = self._assembly.close(trigger)
+        if trigger is Trigger.EXIT:
+            self._assembly.end()
+        if self._assembly.ended:
+            atexit.unregister(self._at_exit)
         if left:
             _log.warning(
                 "lazytrace: another tool has wrapped %s since; lazytrace's part of it stays "
