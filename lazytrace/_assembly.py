@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import cast
 
 import attrs
 import torch
@@ -33,10 +33,11 @@ from lazytrace._runtime import HostRuntime, Runtime
 from lazytrace._sync import SyncWatch
 from lazytrace._version import __version__
 from lazytrace.config import Options
+from lazytrace.errors import OutputError
 from lazytrace.lines import SCHEMA_VERSION, EndLine, ProblemLine
 from lazytrace.ndjson import NDJSONSink, open_trace
 from lazytrace.problems import Problem
-from lazytrace.records import FlushResult, KernelInfo, Session
+from lazytrace.records import FlushResult, Session
 from lazytrace.sink import MemorySink, Sink
 
 _NOTES = {
@@ -89,7 +90,7 @@ class Assembly:
             )
         queue = PendingQueue(options.max_pending)
         sinks: list[Sink] = [memory] if file is None else [memory, file]
-        journal = Journal(queue, sinks, _with_roles)
+        journal = Journal(queue, sinks)
         self = cls(
             options,
             runtime,
@@ -106,6 +107,10 @@ class Assembly:
         )
         journal.write(self.session)
         journal.commit()
+        if file is not None and file.fault is not None:
+            file.close()
+            problem = f"cannot be written: {file.fault}"
+            raise OutputError(str(file.path), problem, "make room, or give another path")
         return self
 
     def __attrs_post_init__(self) -> None:
@@ -261,10 +266,6 @@ class Assembly:
         if self.file is not None:
             counts.update(self.file.dropped)
         return dict(counts)
-
-
-def _with_roles(info: KernelInfo, compiled: Any) -> KernelInfo:
-    return info
 
 
 def _session(options: Options, runtime: Runtime) -> Session:

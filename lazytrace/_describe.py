@@ -17,6 +17,7 @@ from lazytrace.records import Arg, NoneArg, TupleArg
 _PLAIN = (bool, int, float, str, bytes, complex)
 _FIRST_PRUNE = 1024
 _MAX_SETS = 1 << 16
+_MAX_DEPTH = 16  # deeper tuples are described as objects; the file takes no deeper ones
 
 
 @attrs.define(eq=False)
@@ -148,14 +149,15 @@ class Describer:
         constexpr: bool,
         finished: dict[str, Arg],
         views: list[tuple[str, TensorView]],
+        depth: int = 0,
     ) -> Arg:
         """Describes one argument and what it contains, each under its own path."""
         if isinstance(arg, torch.Tensor):
             view = self._views.tensor(arg)
             views.append((path, view))
             finished[path] = view.as_arg()
-        elif isinstance(arg, tuple):
-            self._finish_tuple(path, arg, constexpr, finished, views)
+        elif isinstance(arg, tuple) and depth < _MAX_DEPTH:
+            self._finish_tuple(path, arg, constexpr, finished, views, depth)
         elif not constexpr and _opaque.is_descriptor(arg):
             finished[path] = NoneArg()  # keeps the descriptor before its base
             base = self._finish(f"{path}.base", arg.base, False, finished, views)
@@ -175,12 +177,13 @@ class Describer:
         constexpr: bool,
         finished: dict[str, Arg],
         views: list[tuple[str, TensorView]],
+        depth: int,
     ) -> None:
         fields: tuple[str, ...] | None = getattr(arg, "_fields", None)
         finished[path] = NoneArg()
         parts = [f".{field}" for field in fields] if fields else [f"[{i}]" for i in range(len(arg))]
         items = tuple(
-            self._finish(path + part, value, constexpr, finished, views)
+            self._finish(path + part, value, constexpr, finished, views, depth + 1)
             for part, value in zip(parts, arg)
         )
         finished[path] = TupleArg(type=type(arg).__name__, items=items, fields=fields)

@@ -233,10 +233,13 @@ class Flusher:
     ) -> tuple[int, str | None]:
         """Reads each view once; returns launches completed, and why others are not."""
         views = {view.id: view for run in runs for _, view in run.args.views}
+        written = {view.id for run in runs for view in run.kernel.written_views(run.args)}
         for capture in captures:
             views.update(capture.views)
+            for group in capture.groups.values():
+                written.update(view.id for view in group.kernel.written_views(group.args))
         before = self.progress()
-        results, left = self.reader.read(views.values())
+        results, left = self.reader.read(views.values(), written)
         raced = self.progress() != before
         completed = 0
         finished = set()

@@ -230,9 +230,9 @@ class GraphWatch:
         return capture
 
     def _finish(self, capture: Capture) -> None:
-        capture.kernels.clear()
         self.queue.ended.append(capture)
         self.ended(capture)
+        capture.kernels.clear()  # only now: what the trace says of a kernel may need it
 
     def _graph_storages(self, graph: Any, capture: Capture) -> tuple[int, ...] | None:
         """The storages among the capture's arguments that lie in the graph's own pool."""

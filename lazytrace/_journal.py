@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from lazytrace._pending import Capture, PendingQueue, Run
 from lazytrace.lines import ArgsLine, CaptureLine, KernelLine, LaunchLine, Line
-from lazytrace.records import CaptureState, KernelInfo
+from lazytrace.records import CaptureState
 from lazytrace.sink import Sink
 
 
 @attrs.define
 class Journal:
-    """Turns runs and captures into lines for every sink, in an order that can be joined.
-
-    ``describe_kernel`` completes a kernel's description (roles) before it is written.
-    """
+    """Turns runs and captures into lines for every sink, in an order that can be joined."""
 
     queue: PendingQueue
     sinks: Sequence[Sink]
-    describe_kernel: Callable[[KernelInfo, Any], KernelInfo]
     launches: int = 0
     _growing: list[Run] = attrs.field(factory=list)
 
@@ -88,8 +84,8 @@ class Journal:
         kernel, args, capture = run.kernel, run.args, run.capture
         if not kernel.written:
             kernel.written = True
-            compiled = kernel.ref()
-            self.write(KernelLine(kernel.id, self.describe_kernel(kernel.info, compiled)))
+            kernel.find_roles()
+            self.write(KernelLine(kernel.id, kernel.info))
         if not args.written:
             args.written = True
             self.write(ArgsLine(args.id, args.args()))

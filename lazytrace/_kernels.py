@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from lazytrace.records import KernelInfo
+from lazytrace._roles import kernel_roles
+from lazytrace.records import KernelInfo, Role
 
 if TYPE_CHECKING:
     from lazytrace._describe import ArgSet
     from lazytrace._pending import Run
+    from lazytrace._views import TensorView
 
 _STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 _MAX_SOURCE = 200_000
+_FIRST_SWEEP = 1024
 
 
 @attrs.define(eq=False)
@@ -39,6 +42,18 @@ class KernelEntry:
     arg_sets: dict[tuple[Any, ...], ArgSet] = attrs.field(factory=dict)
     written: bool = False
 
+    def find_roles(self) -> None:
+        """Adds what the kernel may do with each argument; not for the hook: it reads the TTIR."""
+        compiled = self.ref()
+        if compiled is not None:
+            self.info = attrs.evolve(self.info, roles=kernel_roles(compiled).by_path)
+
+    def written_views(self, args: ArgSet) -> Iterator[TensorView]:
+        """The tensors of a set of arguments that the kernel may write."""
+        for path, view in args.views:
+            if self.info.roles.get(path) is not Role.READ:
+                yield view
+
 
 @attrs.define
 class KernelRegistry:
@@ -48,14 +63,24 @@ class KernelRegistry:
     _eager_samples: int | None
     _with_ir: bool
     _entries: dict[int, KernelEntry] = attrs.field(factory=dict)
+    _sweep_at: int = _FIRST_SWEEP
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
 
     def entry(self, kernel: Any) -> KernelEntry:
         """The kernel's entry, made at its first launch."""
         entry = self._entries.get(id(kernel))
         if entry is None or entry.ref() is not kernel:
+            if len(self._entries) >= self._sweep_at:
+                self._sweep()
             entry = self._entries[id(kernel)] = self._make(kernel)
         return entry
+
+    def _sweep(self) -> None:
+        """Forgets kernels that are gone."""
+        for key, entry in list(self._entries.items()):
+            if entry.ref() is None:
+                self._entries.pop(key, None)
+        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._entries))
 
     def _make(self, kernel: Any) -> KernelEntry:
         src = kernel.src

@@ -97,6 +97,7 @@ class Capture:
 class Group:
     """The runs of one capture that passed one set of arguments."""
 
+    kernel: KernelEntry
     args: ArgSet
     runs: list[int] = attrs.field(factory=list)
     launches: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import attrs
@@ -27,6 +27,10 @@ class ViewResult:
         return Reading(self.state, None, self.values, observed)
 
 
+# A view's cost in bytes and whether no launch has written it; the view; its storage, held alive.
+_Readable = tuple[tuple[int, bool], TensorView, Any]
+
+
 @attrs.define
 class ViewReader:
     """Reads views through a runtime, at most ``max_read_bytes`` at a time.
@@ -38,17 +42,23 @@ class ViewReader:
     max_read_bytes: int
     broken: str | None = None
 
-    def read(self, views: Iterable[TensorView]) -> tuple[dict[int, ViewResult], str | None]:
-        """Results by view id; what is missing stays due, for the reason in the second place."""
+    def read(
+        self, views: Iterable[TensorView], written: Container[int] = ()
+    ) -> tuple[dict[int, ViewResult], str | None]:
+        """Results by view id; what is missing stays due, for the reason in the second place.
+
+        The smallest come first, and of the same size those that a launch has ``written``.
+        """
         results: dict[int, ViewResult] = {}
-        readable: list[tuple[int, TensorView, Any]] = []
+        readable: list[_Readable] = []
         for view in views:
             storage = None if view.ref is None else view.ref()
             refused = self._refused(view, storage)
             if refused is not None:
                 results[view.id] = refused
             else:
-                readable.append((self.runtime.cost(view), view, storage))
+                order = (self.runtime.cost(view), view.id not in written)
+                readable.append((order, view, storage))
         chosen, left = self._within_budget(readable, results)
         # `readable` holds the storages: none can be freed while it is read.
         self._read(chosen, results)
@@ -74,13 +84,13 @@ class ViewReader:
         return None if unreadable is None else ViewResult(ArgState.SKIPPED, unreadable)
 
     def _within_budget(
-        self, readable: list[tuple[int, TensorView, Any]], results: dict[int, ViewResult]
+        self, readable: list[_Readable], results: dict[int, ViewResult]
     ) -> tuple[list[TensorView], str | None]:
         readable.sort(key=lambda entry: entry[0])
         chosen: list[TensorView] = []
         left = None
         total = 0
-        for cost, view, _ in readable:
+        for (cost, _), view, _ in readable:
             if cost > self.max_read_bytes:
                 results[view.id] = ViewResult(ArgState.SKIPPED, "max_read_bytes")
             elif total + cost > self.max_read_bytes:

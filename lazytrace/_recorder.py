@@ -179,7 +179,7 @@ class Recorder:
         args = run.args
         group = capture.groups.get(args.id)
         if group is None:
-            group = capture.groups[args.id] = Group(args)
+            group = capture.groups[args.id] = Group(run.kernel, args)
         group.launches += 1
         if run.values is not ArgState.PENDING:
             return

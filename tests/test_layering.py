@@ -22,6 +22,10 @@ CAPTURE = {
     "_opaque",
     "_kernels",
     "_call_site",
+    "_roles",
+    "_ttir",
+    "_ssa",
+    "_provenance",
     "_graphs",
     "_pending",
     "_patches",
@@ -39,10 +43,6 @@ COMPLETION = {
     "_journal",
     "_problem_log",
     "_statistics",
-    "_roles",
-    "_ttir",
-    "_ssa",
-    "_provenance",
 }
 OUTPUT = {"codec", "_plain", "_forms", "join", "sink", "ndjson", "reader", "table"}
 ASSEMBLY = {"_assembly", "_tracer", "_process", "_api", "_simulator", "testing", "__init__"}

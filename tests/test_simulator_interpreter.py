@@ -145,6 +145,18 @@ def test_kernel_with_a_closure():
     assert x.item() == 6.0
 
 
+def test_keyword_only_parameters():
+    """Parameters behind a bare star reach the kernel by name."""
+
+    @triton.jit
+    def filled(x, *, value, BLOCK: tl.constexpr):
+        tl.store(x + tl.arange(0, BLOCK), value)
+
+    x = torch.zeros(4)
+    filled[(1,)](x, value=7.0, BLOCK=4)
+    assert x.tolist() == [7.0] * 4
+
+
 def test_autotuned_kernel():
     """Triton's autotuner runs its trials and then the best configuration."""
     tuned = triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], ["n"])(

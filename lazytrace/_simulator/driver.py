@@ -85,6 +85,7 @@ class Launcher:
         self._kernel = Kernel(
             metadata.name,
             jit_function.fn,
+            tuple(jit_function.signature.parameters.values()),
             tuple(parameter.is_constexpr for parameter in jit_function.params),
             _is_users(jit_function.fn.__module__),
         )

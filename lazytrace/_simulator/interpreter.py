@@ -28,14 +28,29 @@ _SUFFIX = "<simulated>"  # keeps our copies apart in Triton's registry of jit fu
 class Kernel:
     """What it takes to run a compiled kernel's source.
 
-    ``constexprs`` says which parameters, in signature order, are compile-time constants; ``timed``
-    whether the kernel is the user's and so advances the virtual clock.
+    ``constexprs`` says which of the parameters, both in signature order, are compile-time
+    constants; ``timed`` whether the kernel is the user's and so advances the virtual clock.
     """
 
     name: str
     fn: Callable[..., Any]
+    parameters: tuple[inspect.Parameter, ...]
     constexprs: tuple[bool, ...]
     timed: bool
+
+    def bind(self, args: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """One value per parameter, as the function itself takes them."""
+        positional: list[Any] = []
+        by_name: dict[str, Any] = {}
+        for parameter, constexpr, given in zip(self.parameters, self.constexprs, args, strict=True):
+            value = given if constexpr else triton_interpreter._implicit_cvt(given)
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                positional.extend(value)
+            elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                by_name[parameter.name] = value
+            else:
+                positional.append(value)
+        return positional, by_name
 
 
 @attrs.define
@@ -57,14 +72,11 @@ class Interpreter:
         builder = triton_interpreter.interpreter_builder
         with self._patched(), np.errstate(all="ignore"), _grid_kept(builder):
             function = self._interpreted(kernel.fn)
-            values = [
-                argument if constexpr else triton_interpreter._implicit_cvt(argument)
-                for constexpr, argument in zip(kernel.constexprs, args, strict=True)
-            ]
+            positional, by_name = kernel.bind(args)
             builder.set_grid_dim(*grid)
             for index in itertools.product(*map(range, grid)):
                 builder.set_grid_idx(*index)
-                function(*values)
+                function(*positional, **by_name)
 
     def _interpreted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         function = self._functions.get(fn)

@@ -1,0 +1,1 @@
+"""The demonstration that ``python -m lazytrace demo`` runs."""
