@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.0005
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_DESTROYED = (201, 400, 709)  # CUDA_ERROR_INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED
 _LEGACY = (0, 1)  # CU_STREAM_LEGACY and its default handle
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD: another stream on every thread
 
@@ -102,6 +103,12 @@ class CudaRuntime:
 
     def idle(self, streams: Collection[Stream], deadline: float | None) -> set[Stream]:
         """Those streams whose work is done; polls until the deadline if one is given."""
+        try:
+            return self._idle(streams, deadline)
+        except CudaError as error:
+            raise ReadError(str(error), sticky=True) from error
+
+    def _idle(self, streams: Collection[Stream], deadline: float | None) -> set[Stream]:
         idle: set[Stream] = set()
         probes: dict[Stream, int] = {}
         try:
@@ -129,8 +136,10 @@ class CudaRuntime:
             target = self._device(device).shadow if stream in _LEGACY else stream
             try:
                 return self.driver.event_behind(target)
-            except CudaError:  # a stream of another library's that was destroyed
-                return None
+            except CudaError as error:
+                if error.code in _DESTROYED:  # a stream of another library's
+                    return None
+                raise
 
     def _passed(self, device: int, event: int) -> bool:
         with self._on(device):

@@ -15,7 +15,7 @@ from lazytrace._journal import Journal
 from lazytrace._pending import Capture, PendingQueue, Run
 from lazytrace._problem_log import capture_failed, never_replayed
 from lazytrace._reading import ViewReader, ViewResult
-from lazytrace._runtime import Runtime, Stream
+from lazytrace._runtime import ReadError, Runtime, Stream
 from lazytrace.lines import ValuesLine
 from lazytrace.problems import Problem
 from lazytrace.records import (
@@ -167,6 +167,8 @@ class Flusher:
         if capture.state is CaptureState.FAILED:
             self.problem(capture_failed(capture))
         self.journal.capture(capture)
+        if capture.gone:
+            self._give_up(capture)
 
     def _gone(self, capture: Capture) -> None:
         """A graph was reset or destroyed: nothing of this capture will run again."""
@@ -208,7 +210,10 @@ class Flusher:
     # What is done
 
     def _ready(self, deadline: float | None) -> tuple[list[Run], list[Capture]]:
-        """Due runs and captures whose work is done: by the program's synchronisations, or asked."""
+        """Due runs and captures whose work is done: by the program's synchronisations, or asked.
+
+        All of them where the device is lost: they fail without being read.
+        """
         done = self.completion
         unsure: set[Stream] = {
             (run.device, run.stream) for run in self._eager if not done.run_is_done(run)
@@ -219,7 +224,12 @@ class Flusher:
             if not done.capture_is_done(capture)
         }
         before = self.progress()
-        for stream in self.runtime.idle(unsure, deadline) if unsure else ():
+        try:
+            idle = self.runtime.idle(unsure, deadline) if unsure else set()
+        except ReadError as error:
+            self.reader.broken = str(error)
+            return list(self._eager), list(self._armed.values())
+        for stream in idle:
             done.stream_synchronized(stream, before)
         return (
             [run for run in self._eager if done.run_is_done(run)],

@@ -142,6 +142,7 @@ class GraphWatch:
         capture = self._close(graph)
         if capture is not None:
             capture.state = CaptureState.FAILED
+            capture.gone = True  # there is no graph that could run it
             self._finish(capture)
 
     def _replayed(self, graph: Any) -> None:
@@ -182,6 +183,15 @@ class GraphWatch:
             entry = GraphEntry(next(self._graph_numbers), weakref.ref(graph, gone))
             self._graphs[key] = entry
         return entry
+
+    def name(self, graph: Any, name: str) -> None:
+        """Names a graph, also in what the trace already says of its current capture."""
+        entry = self.entry(graph)
+        entry.name = name
+        if entry.capture is not None:
+            entry.capture.name = name
+            if entry.capture.state is not CaptureState.OPEN:
+                self.queue.ended.append(entry.capture)
 
     def forget(self) -> None:
         """Closes every capture's books: what was not replayed by now counts as never replayed."""

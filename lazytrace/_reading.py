@@ -61,8 +61,7 @@ class ViewReader:
                 readable.append((order, view, storage))
         chosen, left = self._within_budget(readable, results)
         # `readable` holds the storages: none can be freed while it is read.
-        self._read(chosen, results)
-        return results, left
+        return results, self._read(chosen, results) or left
 
     def _refused(self, view: TensorView, storage: Any) -> ViewResult | None:
         """Why the memory of a view must not be read; None if it may."""
@@ -100,23 +99,25 @@ class ViewReader:
                 chosen.append(view)
         return chosen, left
 
-    def _read(self, views: list[TensorView], results: dict[int, ViewResult]) -> None:
+    def _read(self, views: list[TensorView], results: dict[int, ViewResult]) -> str | None:
+        """Adds the results of these views; what made it impossible for now, if anything did."""
         if not views:
-            return
+            return None
         outcomes: list[TensorStats | Exception] = []
         if self.broken is None:
             try:
                 outcomes = self.runtime.read(views)
             except ReadError as error:
                 if not error.sticky:
-                    raise
+                    return str(error)
                 self.broken = str(error)
         if self.broken is not None:
             failed = ViewResult(ArgState.FAILED, self.broken)
             results.update(dict.fromkeys((view.id for view in views), failed))
-            return
+            return None
         for view, outcome in zip(views, outcomes):
             if isinstance(outcome, TensorStats):
                 results[view.id] = ViewResult(ArgState.MATERIALIZED, None, outcome)
             else:
                 results[view.id] = ViewResult(ArgState.SKIPPED, str(outcome))
+        return None

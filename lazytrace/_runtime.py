@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import attrs
 import torch
 
 from lazytrace.errors import LazytraceError
@@ -57,6 +56,7 @@ class Runtime(Protocol):
         """Those streams whose submitted work is done.
 
         Waits for the others until ``deadline`` (seconds of time.monotonic) if one is given.
+        ReadError if the device is lost.
         """
 
     def unreadable(self, view: TensorView) -> str | None:
@@ -73,7 +73,6 @@ class Runtime(Protocol):
         """
 
 
-@attrs.frozen
 class HostRuntime:
     """A device that only torch knows, or none: launches are described, no value is read."""
 

@@ -115,10 +115,7 @@ class Tracer:
 
     def name_graph(self, graph: Any, name: str) -> None:
         """Names a graph in every record of its launches, also of those already captured."""
-        entry = self._assembly.graphs.entry(graph)
-        entry.name = name
-        if entry.capture is not None:
-            entry.capture.name = name
+        self._assembly.graphs.name(graph, name)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -106,8 +106,6 @@ def _floats(values: np.ndarray[Any, Any]) -> TensorStats:
 
 def _integers(values: np.ndarray[Any, Any]) -> TensorStats:
     numbers = [int(value) for value in values]
-    if not numbers:
-        return TensorStats()
     n, total = len(numbers), sum(numbers)
     squares = n * sum(number * number for number in numbers) - total * total
     std = math.sqrt(Fraction(squares, n * (n - 1))) if n > 1 else None
@@ -118,6 +116,8 @@ def _integers(values: np.ndarray[Any, Any]) -> TensorStats:
 def reference(tensor: torch.Tensor) -> TensorStats:
     """The statistics that any engine must find."""
     values = _numbers(tensor)
+    if not len(values):
+        return TensorStats()
     if values.dtype == object:
         return _integers(values)
     if values.ndim == 1:

@@ -145,16 +145,21 @@ def test_kernel_with_a_closure():
     assert x.item() == 6.0
 
 
-def test_keyword_only_parameters():
-    """Parameters behind a bare star reach the kernel by name."""
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8),
+    reason="Triton compiles *args and keyword-only parameters from 3.8 on",
+)
+def test_variadic_and_keyword_only_parameters():
+    """A kernel gets ``*tensors`` and what follows a star as its signature says."""
 
     @triton.jit
-    def filled(x, *, value, BLOCK: tl.constexpr):
-        tl.store(x + tl.arange(0, BLOCK), value)
+    def total(out, *tensors, BLOCK: tl.constexpr):
+        offsets = tl.arange(0, BLOCK)
+        tl.store(out + offsets, tl.load(tensors[0] + offsets) + tl.load(tensors[1] + offsets))
 
-    x = torch.zeros(4)
-    filled[(1,)](x, value=7.0, BLOCK=4)
-    assert x.tolist() == [7.0] * 4
+    out = torch.zeros(4)
+    total[(1,)](out, torch.ones(4), torch.full((4,), 2.0), BLOCK=4)
+    assert out.tolist() == [3.0] * 4
 
 
 def test_autotuned_kernel():

@@ -112,8 +112,10 @@ class DeviceEngine:
             except (UnsupportedDtype, MisalignedView) as error:
                 results[owner] = error
                 continue
-            work.append(Work(owner, region, kind, layout_of(region)))
-            totals[owner] = empty_total(region.dtype, kind)
+            layout = layout_of(region)
+            if layout.numel:
+                work.append(Work(owner, region, kind, layout))
+                totals[owner] = empty_total(region.dtype, kind)
         finished = self._run(work, totals, stream)
         for item in work:
             results[item.owner] = finished or stats_of(totals[item.owner], item)

@@ -67,13 +67,12 @@ class Job:
 
 
 def jobs_of(region: Region, kind: ElementType, layout: Layout) -> Iterator[Job]:
-    """The jobs that together are the region; none where it has no elements."""
+    """The jobs that together are the region, which has elements."""
     signs = region.neg | (region.neg != region.conj) << 1
     dims = _memory_order(layout)
     align = kind.family is not Family.COMPLEX
-    if layout.numel:
-        for address, base, part in _split(region.data_ptr, 0, dims, kind.size_bytes):
-            yield _job(address, base, part, kind.size_bytes, signs, align)
+    for address, base, part in _split(region.data_ptr, 0, dims, kind.size_bytes):
+        yield _job(address, base, part, kind.size_bytes, signs, align)
 
 
 def _memory_order(layout: Layout) -> tuple[Dimension, ...]:
