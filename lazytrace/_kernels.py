@@ -46,7 +46,13 @@ class KernelEntry:
         """Adds what the kernel may do with each argument; not for the hook: it reads the TTIR."""
         compiled = self.ref()
         if compiled is not None:
-            self.info = attrs.evolve(self.info, roles=kernel_roles(compiled).by_path)
+            found = kernel_roles(compiled)
+            self.info = attrs.evolve(
+                self.info,
+                roles=found.by_path,
+                reads_unknown=found.reads_unknown,
+                writes_unknown=found.writes_unknown,
+            )
 
     def written_views(self, args: ArgSet) -> Iterator[TensorView]:
         """The tensors of a set of arguments that the kernel may write."""

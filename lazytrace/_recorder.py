@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from lazytrace._call_site import call_site
-from lazytrace._describe import Describer
+from lazytrace._describe import ArgSet, Describer
 from lazytrace._graphs import GraphWatch
 from lazytrace._kernels import KernelEntry, KernelRegistry
 from lazytrace._pending import Capture, Group, PendingQueue, Run
@@ -69,13 +69,13 @@ class Recorder:
             return
         capture = self.graphs.capture_of(stream) if self.runtime.capturing(stream) else None
         site = call_site() if self.options.stacks else None
+        if grid.__class__ is not tuple:
+            grid = tuple(grid)
         run = entry.last
         number = next(self._ids)
         self.last_id = number
-        if (
-            run is not None
-            and run.id + run.count == number
-            and not run.closed
+        if run is not None and not (
+            run.id + run.count == number
             and run.grid == grid
             and run.stream == stream
             and run.capture is capture
@@ -84,12 +84,20 @@ class Recorder:
             and run.phase is self.phase.phase
             and run.call_site == site
             and outcome is Outcome.SUBMITTED
+        ):
+            run = None
+        if (
+            run is not None
             and not torch._C._is_torch_function_mode_enabled()
             and self.describer.same(run.args, args)
         ):
+            described = run.args
+        else:
+            described = self._describe(entry, args)
+        if run is not None and described is run.args and not run.closed:
             self._join(run, entry)
         else:
-            run = self._begin(entry, kernel, grid, stream, args, capture, site, number, outcome)
+            self._begin(entry, kernel, grid, stream, described, capture, site, number, outcome)
         if capture is None and number >= self._write_at:
             self._write_point()
 
@@ -102,30 +110,32 @@ class Recorder:
         elif run.values is ArgState.PENDING and entry.samples_left:
             entry.samples_left -= 1
 
+    def _describe(self, entry: KernelEntry, args: tuple[Any, ...]) -> ArgSet:
+        with torch._C.DisableTorchFunction():
+            return self.describer.describe(
+                entry.arg_names, entry.constexprs, args, entry.arg_sets
+            )
+
     def _begin(
         self,
         entry: KernelEntry,
         kernel: Any,
         grid: Any,
         stream: int,
-        args: tuple[Any, ...],
+        described: ArgSet,
         capture: Capture | None,
         site: tuple[Frame, ...] | None,
         number: int,
         outcome: Outcome,
-    ) -> Run:
-        with torch._C.DisableTorchFunction():
-            described = self.describer.describe(
-                entry.arg_names, entry.constexprs, args, entry.arg_sets
-            )
-        if outcome is Outcome.SUBMITTED and 0 in tuple(grid)[:3]:
+    ) -> None:
+        if outcome is Outcome.SUBMITTED and 0 in grid[:3]:
             outcome = Outcome.EMPTY_GRID
         values, reason = self._plan(entry, capture, outcome)
         run = Run(
             id=number,
             kernel=entry,
             args=described,
-            grid=tuple(grid),
+            grid=grid,
             stream=stream,
             device=self.runtime.current_device(),
             thread=threading.get_ident(),
@@ -146,7 +156,6 @@ class Recorder:
         entry.last = run
         self.queue.new.append(run)
         self._write_at = min(self._write_at, self._deadline(number, entry))
-        return run
 
     def _plan(
         self, entry: KernelEntry, capture: Capture | None, outcome: Outcome

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -115,6 +117,14 @@ class Observation:
 
     ``replay`` counts the graph's replays up to the reading. ``raced``: another launch or replay
     was submitted while the values were read.
+
+    ``by_launch``: a later launch that was seen may have written there, by its argument's role and
+    range of memory; ``overwritten_by`` is the last such launch in the order of launching. It may
+    be the run's own last launch: then that one launch has its own value, and those of the run
+    before it do not (``LaunchRecord.expanded`` says so of each). Of an argument that is only read
+    it may be the launch itself, through another argument that lies in the same memory.
+    ``possible``: no such launch is known. What torch's own operations, cuBLAS, NCCL or a copy
+    write is not seen.
     """
 
     point: Point
@@ -122,6 +132,47 @@ class Observation:
     overwritten: Overwritten = Overwritten.POSSIBLE
     overwritten_by: int | None = None
     raced: bool = False
+
+
+@attrs.frozen
+class Blob:
+    """Bytes of a tensor that were kept (``save_tensors``): its elements in row-major order.
+
+    ``hash`` is their BLAKE2b-256 in hexadecimal. ``nbytes`` were kept, from the first element on,
+    of the ``total_bytes`` that the view's logical elements have.
+    """
+
+    hash: str
+    nbytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, data: bytes, total_bytes: int) -> Blob:
+        """The blob that these bytes are."""
+        return cls(_digest(data), len(data), total_bytes)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the tensor has more bytes than were kept."""
+        return self.nbytes < self.total_bytes
+
+    @property
+    def file(self) -> tuple[str, str] | None:
+        """The directory and the name of its file in a trace's folder; None if it has no hash."""
+        if _HASH.fullmatch(self.hash) is None:
+            return None
+        return self.hash[:2], f"{self.hash}.bin"
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether these are its bytes."""
+        return len(data) == self.nbytes and _digest(data) == self.hash
+
+
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 @attrs.frozen
@@ -134,6 +185,9 @@ class Reading:
     observed: Observation | None = None
     values_after: TensorStats | None = None
     observed_after: Observation | None = None
+    data: Blob | None = None
+    data_after: Blob | None = None
+    data_reason: str | None = None
 
 
 @attrs.frozen
@@ -142,7 +196,9 @@ class TensorArg:
 
     ``shape`` and ``strides`` are in elements, ``storage_offset`` too; ``nbytes`` is the number of
     bytes between the view's first and last element, inclusive. ``storage`` is the same number for
-    every argument that lies in the same storage.
+    every argument that lies in the same storage. ``data`` are the bytes that were kept
+    (``save_tensors``) when ``values`` were read, ``data_after`` those beside ``values_after``;
+    ``data_reason`` says why there are none where some were asked for.
     """
 
     kind: ClassVar[ArgKind] = ArgKind.TENSOR
@@ -166,6 +222,9 @@ class TensorArg:
     observed: Observation | None = None
     values_after: TensorStats | None = None
     observed_after: Observation | None = None
+    data: Blob | None = None
+    data_after: Blob | None = None
+    data_reason: str | None = None
 
 
 @attrs.frozen
@@ -272,3 +331,14 @@ def parts(path: str, arg: Arg) -> Iterator[tuple[str, Arg]]:
             yield path + (names[position] if position < len(names) else f"[{position}]"), item
     elif isinstance(arg, DescriptorArg) and arg.base is not None:
         yield f"{path}.base", arg.base
+
+
+def with_tensors(arg: Arg, change: Callable[[TensorArg], TensorArg]) -> Arg:
+    """The argument with every tensor in it, itself included, replaced by what ``change`` gives."""
+    if isinstance(arg, TensorArg):
+        return change(arg)
+    if isinstance(arg, TupleArg):
+        return attrs.evolve(arg, items=tuple(with_tensors(item, change) for item in arg.items))
+    if isinstance(arg, DescriptorArg) and arg.base is not None:
+        return attrs.evolve(arg, base=with_tensors(arg.base, change))
+    return arg

@@ -69,8 +69,8 @@ class Joiner:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems in the order in which they came, equal ones once."""
-        return list(self._problems)
+        """The problems by launch, those of none last; of one launch as they came, each once."""
+        return sorted(self._problems, key=_launch_order)
 
     @property
     def kernels(self) -> list[KernelInfo]:
@@ -262,6 +262,9 @@ class _Joining:
             observed=reading.observed,
             values_after=reading.values_after,
             observed_after=reading.observed_after,
+            data=reading.data,
+            data_after=reading.data_after,
+            data_reason=reading.data_reason,
         )
 
     def _unread(self, arg: TensorArg) -> Reading:
@@ -279,6 +282,10 @@ class _Joining:
 def _place(line: LaunchLine, capture: CaptureLine) -> CaptureRef:
     index = 0 if line.index is None else line.index
     return CaptureRef(capture.graph, capture.name, capture.epoch, index, capture.cuda_id)
+
+
+def _launch_order(problem: Problem) -> tuple[bool, int]:
+    return problem.launch is None, problem.launch or 0
 
 
 def _state(capture: CaptureLine | None, pending: bool) -> LaunchState:

@@ -15,6 +15,7 @@ from lazytrace.arguments import (
     Arg,
     ArgKind,
     ArgState,
+    Blob,
     ConstexprArg,
     DescriptorArg,
     FunctionArg,
@@ -32,12 +33,14 @@ from lazytrace.arguments import (
     TupleArg,
     WireEnum,
     parts,
+    with_tensors,
 )
 
 __all__ = [
     "Arg",
     "ArgKind",
     "ArgState",
+    "Blob",
     "CaptureRef",
     "CaptureState",
     "ConstexprArg",
@@ -109,7 +112,8 @@ class KernelInfo:
     ``shared`` and the scratch sizes are bytes; ``n_regs`` and ``n_spills`` are per thread and None
     until the kernel was loaded. ``source`` is the kernel's Python text; where there is none,
     ``source_missing`` says why. ``ir`` maps a stage (``ttir``, ``ptx``) to its text (``ir=True``).
-    ``roles`` maps an argument's path to what the kernel may do with it.
+    ``roles`` maps an argument's path to what the kernel may do with it; ``reads_unknown`` and
+    ``writes_unknown``: it also reads or writes where no argument points.
     """
 
     name: str
@@ -134,6 +138,8 @@ class KernelInfo:
     source_missing: str | None = None
     ir: Mapping[str, str] | None = None
     roles: Mapping[str, Role] = attrs.field(factory=dict)
+    reads_unknown: bool = False
+    writes_unknown: bool = False
 
 
 @attrs.frozen
@@ -195,7 +201,32 @@ class LaunchRecord:
             capture = self.capture
             if capture is not None:
                 capture = attrs.evolve(capture, index=capture.index + step)
-            yield attrs.evolve(self, id=self.id + step, count=1, capture=capture)
+            args = self.args if step < self.count - 1 else _last_args(self.args, self.id + step)
+            yield attrs.evolve(self, id=self.id + step, count=1, capture=capture, args=args)
+
+
+def _last_args(args: Mapping[str, Arg], launch: int) -> Mapping[str, Arg]:
+    """The arguments of a run's last launch: what that launch itself has written is its own."""
+
+    def is_own(arg: Arg) -> bool:
+        return (
+            isinstance(arg, TensorArg)
+            and arg.observed is not None
+            and arg.observed.overwritten_by == launch
+            and arg.role is not Role.READ
+        )
+
+    def kept(arg: TensorArg) -> TensorArg:
+        if arg.observed is None or not is_own(arg):
+            return arg
+        observed = attrs.evolve(
+            arg.observed, overwritten=Overwritten.POSSIBLE, overwritten_by=None
+        )
+        return attrs.evolve(arg, observed=observed)
+
+    if not any(is_own(arg) for arg in args.values()):
+        return args
+    return {path: with_tensors(arg, kept) for path, arg in args.items()}
 
 
 @attrs.frozen

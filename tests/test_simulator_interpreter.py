@@ -146,8 +146,8 @@ def test_kernel_with_a_closure():
 
 
 @pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8),
-    reason="Triton compiles *args and keyword-only parameters from 3.8 on",
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9),
+    reason="Triton compiles keyword-only parameters from 3.9 on",
 )
 def test_variadic_and_keyword_only_parameters():
     """A kernel gets ``*tensors`` and what follows a star as its signature says."""

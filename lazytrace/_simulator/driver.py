@@ -19,7 +19,7 @@ from lazytrace._simulator.nodes import LightNode
 if TYPE_CHECKING:
     from lazytrace._simulator.device import Device
 
-_OWN_KERNELS = "lazytrace._"
+_OWN_KERNELS = "lazytrace._statistics."
 _H100 = {
     "max_shared_mem": 232448,
     "max_num_regs": 65536,
@@ -216,8 +216,7 @@ def active_device() -> Device:
 
 
 def _is_users(module: str) -> bool:
-    private = module.startswith(_OWN_KERNELS) and not module.startswith(_OWN_KERNELS + "_")
-    return not private
+    return not module.startswith(_OWN_KERNELS)
 
 
 def _is_gluon(jit_function: Any) -> bool:

@@ -204,28 +204,28 @@ def _patch_torch(patches: AttributePatches, device: Device) -> None:
         patches.set(torch.accelerator, "synchronize", cuda.synchronize)
 
 
-def _torch_cuda(device: Device) -> dict[str, Any]:
-    def synchronize(device_index: Any = None) -> None:
+def _torch_cuda(simulated: Device) -> dict[str, Any]:
+    def synchronize(device: Any = None) -> None:
         """Wait for the device."""
-        device.rules.device_wide("cudaDeviceSynchronize")
-        for state in list(device.streams.values()):
+        simulated.rules.device_wide("cudaDeviceSynchronize")
+        for state in list(simulated.streams.values()):
             state.busy = False
 
-    def current_stream(device_index: Any = None) -> streams.Stream:
+    def current_stream(device: Any = None) -> streams.Stream:
         """The calling thread's current stream."""
-        return streams.Stream(stream_ptr=device.current_stream.handle)
+        return streams.Stream(stream_ptr=simulated.current_stream.handle)
 
-    def default_stream(device_index: Any = None) -> streams.Stream:
+    def default_stream(device: Any = None) -> streams.Stream:
         """The default stream."""
         return streams.Stream(stream_ptr=0)
 
     def set_stream(stream: streams.Stream) -> None:
         """Make a stream the current one."""
-        device.set_current_stream(stream._state)
+        simulated.set_current_stream(stream._state)
 
     def is_current_stream_capturing() -> bool:
         """Whether the calling thread's current stream is capturing."""
-        return device.current_stream.capture is not None
+        return simulated.current_stream.capture is not None
 
     def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[Any]:
         """The segments of the graphs' memory pools."""
@@ -236,7 +236,7 @@ def _torch_cuda(device: Device) -> dict[str, Any]:
                 "total_size": end - start,
                 "segment_pool_id": pool.id,
             }
-            for pool in list(device.pools.values())
+            for pool in list(simulated.pools.values())
             if mempool_id is None or pool.id == tuple(mempool_id)
             for start, end in pool.ranges()
         ]
@@ -255,12 +255,12 @@ def _torch_cuda(device: Device) -> dict[str, Any]:
         "set_stream": set_stream,
         "is_current_stream_capturing": is_current_stream_capturing,
         "memory_snapshot": memory_snapshot,
-        "graph_pool_handle": lambda: device.new_pool_id(shared=True),
+        "graph_pool_handle": lambda: simulated.new_pool_id(shared=True),
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "set_device": _nothing,
-        "get_device_capability": lambda device_index=None: divmod(device.arch, 10),
-        "get_device_name": lambda device_index=None: "lazytrace simulated device",
+        "get_device_capability": lambda device=None: divmod(simulated.arch, 10),
+        "get_device_name": lambda device=None: "lazytrace simulated device",
         "empty_cache": _nothing,
     }
 

@@ -20,7 +20,7 @@ _WARPS = 4
 _FLOAT8_CAPABILITY = 89  # the first whose float8_e4m3fn Triton converts
 _SIGN_BIT = -(1 << 63)
 # Fused multiply-add, named because Triton 3.9 warns of a changing default otherwise.
-_OPTIONS: Final = {"num_warps": _WARPS, "enable_fp_fusion": True}
+_OPTIONS: Final = {"enable_fp_fusion": True}
 
 
 @attrs.frozen
@@ -105,12 +105,12 @@ def stages_of(dtype: str, capability: int) -> Stages:
     return Stages(bulk, exact, True)
 
 
-def compile_for(stage: Stage, target: Any) -> Any:
+def compile_for(stage: Stage, target: Any, warps: int = _WARPS) -> Any:
     """The stage as a CompiledKernel; all its other parameters are 64-bit integers."""
     names = stage.kernel.arg_names
     signature = {name: "constexpr" if name in stage.constants else "i64" for name in names}
     source = ASTSource(stage.kernel, signature, constexprs=dict(stage.constants))
-    return triton.compile(source, target=target, options=dict(_OPTIONS))
+    return triton.compile(source, target=target, options={**_OPTIONS, "num_warps": warps})
 
 
 @attrs.define
@@ -123,19 +123,18 @@ class LoadedKernel:
     _constants: tuple[Any, ...]
 
     @classmethod
-    def load(cls, stage: Stage, target: Any) -> LoadedKernel:
+    def load(cls, stage: Stage, target: Any, warps: int = _WARPS) -> LoadedKernel:
         """Compiles, and loads onto the current device."""
-        compiled = compile_for(stage, target)
+        compiled = compile_for(stage, target, warps)
         run = compiled.run  # the property that loads the module
         constants = tuple(stage.constants.get(name) for name in stage.kernel.arg_names)
         return cls(run, compiled.function, compiled.packed_metadata, constants)
 
-    def launch(self, programs: int, stream: int, *addresses: int) -> None:
-        """Enqueues ``programs`` programs; the addresses are the leading parameters."""
-        constants = self._constants[len(addresses) :]
+    def launch(self, grid: tuple[int, int], stream: int, *numbers: int) -> None:
+        """Enqueues the kernel; ``numbers`` are its leading parameters."""
+        constants = self._constants[len(numbers) :]
         self._run(
-            programs,
-            1,
+            *grid,
             1,
             stream,
             self._function,
@@ -143,7 +142,7 @@ class LoadedKernel:
             None,
             None,
             None,
-            *addresses,
+            *numbers,
             *constants,
         )
 
@@ -172,4 +171,4 @@ class CompiledKernels:
         self, dtype: str, is_bulk: bool, programs: int, stream: int, addresses: tuple[int, int, int]
     ) -> None:
         """Enqueues one kernel; ``addresses``: job table, first program, records."""
-        self._loaded[dtype, is_bulk].launch(programs, stream, *addresses)
+        self._loaded[dtype, is_bulk].launch((programs, 1), stream, *addresses)

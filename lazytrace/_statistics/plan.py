@@ -69,13 +69,13 @@ class Job:
 def jobs_of(region: Region, kind: ElementType, layout: Layout) -> Iterator[Job]:
     """The jobs that together are the region, which has elements."""
     signs = region.neg | (region.neg != region.conj) << 1
-    dims = _memory_order(layout)
+    dims = memory_order(layout)
     align = kind.family is not Family.COMPLEX
     for address, base, part in _split(region.data_ptr, 0, dims, kind.size_bytes):
         yield _job(address, base, part, kind.size_bytes, signs, align)
 
 
-def _memory_order(layout: Layout) -> tuple[Dimension, ...]:
+def memory_order(layout: Layout) -> tuple[Dimension, ...]:
     """The layout's dimensions from the smallest stride on, joined where memory and index agree."""
     dims = list(zip(layout.shape, layout.strides, layout.weights, strict=True))
     if len(dims) < 2:

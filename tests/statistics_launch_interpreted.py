@@ -1,0 +1,74 @@
+"""Runs the kernel of the launch nodes in Triton's interpreter over random views of one launch.
+
+Run as a script (TRITON_INTERPRET=1), it prints what differs from the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import warnings
+from typing import Any
+
+from statistics_cases import DTYPES, difference, reference, region_of, view
+
+from lazytrace._statistics.launch_kernels import lazytrace_launch_statistics
+from lazytrace._statistics.launch_plan import (
+    MOST_PROGRAMS,
+    LaunchPlan,
+    SlotReading,
+    decode_slots,
+    plan_launch,
+)
+
+_SUB = 512
+
+
+def run(plan: LaunchPlan, block: Any) -> list[SlotReading | Exception]:
+    """One run of the node whose memory is ``block``."""
+    base = ctypes.addressof(block)
+    lazytrace_launch_statistics[(plan.programs, plan.rows)](
+        base + plan.rows_offset,
+        base + plan.slots_offset,
+        base + plan.partials_offset,
+        base,
+        plan.programs,
+        SUB=_SUB,
+        MOST=MOST_PROGRAMS,
+    )
+    return decode_slots(plan, ctypes.string_at(base + plan.slots_offset, plan.slot_bytes))
+
+
+def block_of(plan: LaunchPlan) -> Any:
+    block = ctypes.create_string_buffer(plan.size_bytes)
+    ctypes.memmove(block, plan.image, len(plan.image))
+    return block
+
+
+def main(seed: int, rounds: int) -> None:
+    rng = random.Random(seed)
+    # NumPy warns of the overflows and NaN that the cases are about.
+    warnings.filterwarnings("ignore", category=RuntimeWarning)
+    wrong = count = 0
+    for _ in range(rounds):
+        cases = [view(rng, dtype, 5000) for dtype in DTYPES]
+        plan = plan_launch([region_of(case) for case in cases])
+        block = block_of(plan)
+        run(plan, block)
+        for case, reading in zip(cases, run(plan, block), strict=True):
+            count += 1
+            problem = repr(reading)
+            if isinstance(reading, SlotReading):
+                integral = not (case.is_floating_point() or case.is_complex())
+                problem = difference(reading.stats, reference(case), integral)
+                if reading.replay != (2 if case.numel() else 0):
+                    problem = f"replay {reading.replay}"
+            if problem:
+                wrong += 1
+                print(case.dtype, tuple(case.shape), case.stride(), problem)
+    print(f"{count} cases, {wrong} wrong")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
