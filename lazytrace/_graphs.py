@@ -44,6 +44,7 @@ class GraphWatch:
     replayed: Callable[[Capture], None]  # after a counted replay
     replay_number: int = 0
     open: dict[int, Capture] = attrs.field(factory=dict)
+    _origins: dict[int, Capture] = attrs.field(factory=dict)  # by the stream they began on
     _graphs: dict[int, GraphEntry] = attrs.field(factory=dict)
     _graph_numbers: Iterator[int] = attrs.field(factory=itertools.count)
     _capture_numbers: Iterator[int] = attrs.field(factory=itertools.count)
@@ -88,8 +89,19 @@ class GraphWatch:
 
     # What the hook asks
 
-    def capture_of(self, stream: int) -> Capture:
-        """The capture that a capturing stream is part of; one begun elsewhere is made up."""
+    def capture_at(self, stream: int) -> Capture | None:
+        """The open capture that a stream is part of; one begun elsewhere gets books of its own.
+
+        Asks CUDA only where it must: the legacy default stream cannot be captured, and the
+        stream on which a capture was begun through torch is known.
+        """
+        if not stream:
+            return None
+        return self._origins.get(stream) or self._asked(stream)
+
+    def _asked(self, stream: int) -> Capture | None:
+        if not self.runtime.capturing(stream):
+            return None
         cuda_id = self.runtime.capture_id(stream)
         if cuda_id is None:
             found = self._own_on(stream)
@@ -124,6 +136,7 @@ class GraphWatch:
         capture = self._new(entry, cuda_id, stream, foreign=False)
         entry.capture = capture
         self.open[self._key(capture)] = capture
+        self._origins[stream] = capture
 
     def _ended(self, graph: Any) -> None:
         capture = self._close(graph)
@@ -202,7 +215,7 @@ class GraphWatch:
     def _drop(self, entry: GraphEntry) -> None:
         capture, entry.capture = entry.capture, None
         if capture is not None:
-            self.open.pop(self._key(capture), None)
+            self._shut(capture)
             self.queue.gone.append(capture)
 
     def _new(
@@ -236,8 +249,13 @@ class GraphWatch:
         capture = entry.capture if entry is not None and entry.ref() is graph else None
         if capture is None or capture.state is not CaptureState.OPEN:
             return None
-        self.open.pop(self._key(capture), None)
+        self._shut(capture)
         return capture
+
+    def _shut(self, capture: Capture) -> None:
+        self.open.pop(self._key(capture), None)
+        if self._origins.get(capture.stream) is capture:
+            self._origins.pop(capture.stream, None)
 
     def _finish(self, capture: Capture) -> None:
         self.queue.ended.append(capture)

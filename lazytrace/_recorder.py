@@ -67,7 +67,7 @@ class Recorder:
         entry = self.kernels.entry(kernel)
         if not entry.traced:
             return
-        capture = self.graphs.capture_of(stream) if self.runtime.capturing(stream) else None
+        capture = self.graphs.capture_at(stream)
         site = call_site() if self.options.stacks else None
         if grid.__class__ is not tuple:
             grid = tuple(grid)
