@@ -1,6 +1,7 @@
 """Traces Triton kernel launches with their arguments, also inside CUDA graph capture."""
 
 from lazytrace._api import (
+    coverage,
     disable,
     enable,
     flush,
@@ -12,6 +13,7 @@ from lazytrace._api import (
     trace,
 )
 from lazytrace._version import __version__
+from lazytrace.config import Ignore
 from lazytrace.errors import (
     AlreadyEnabledError,
     DanglingInputError,
@@ -27,12 +29,14 @@ from lazytrace.errors import (
 )
 from lazytrace.problems import Problem
 from lazytrace.reader import Trace, read
-from lazytrace.records import FlushResult, LaunchRecord
+from lazytrace.records import Coverage, FlushResult, LaunchRecord
 
 __all__ = [
     "AlreadyEnabledError",
+    "Coverage",
     "DanglingInputError",
     "FlushResult",
+    "Ignore",
     "InternalError",
     "LaunchRecord",
     "LazytraceError",
@@ -46,6 +50,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "__version__",
+    "coverage",
     "disable",
     "enable",
     "flush",

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lazytrace.config import Options, make_options
+from lazytrace.config import Ignore, Options, make_options
 from lazytrace.errors import AlreadyEnabledError, MissingDependencyError, NotEnabledError
 from lazytrace.problems import Problem
-from lazytrace.records import FlushResult, LaunchRecord
+from lazytrace.records import Coverage, FlushResult, LaunchRecord
 
 if TYPE_CHECKING:
     from lazytrace._tracer import Active, Tracer
@@ -43,6 +43,7 @@ def enable(
     stacks: bool = False,
     ir: bool = False,
     save_tensors: int = 0,
+    ignore: Ignore | Iterable[Ignore] | None = None,
     on_problem: str = "record",
     max_pending: int = 1_000_000,
     max_records: int = 100_000,
@@ -57,8 +58,11 @@ def enable(
     only on request and at exit. ``kernels`` and ``exclude`` are fnmatch patterns on kernel names.
     ``eager_samples``: of how many eager launches of each compiled kernel values are read (None:
     all). ``trial_values``: also those of autotune trials. ``max_read_bytes``: per flush.
-    ``stacks``: keep call sites. ``ir``: keep TTIR to PTX. ``on_problem``: ``"record"`` or
-    ``"warn"``. ``max_pending``, ``max_records`` (runs) and ``max_file_bytes`` bound memory and
+    ``stacks``: keep call sites. ``ir``: keep TTIR to PTX. ``save_tensors``: how many bytes of each
+    tensor that is read are kept, in the folder ``TRACE.blobs`` beside the file (which it needs):
+    the first ones, row-major, at most 64 MiB for each kernel and 1 GiB in all; ``Trace.blob``
+    gives them back. ``ignore``: NaN and infinity that are no problem. ``on_problem``: ``"record"``
+    or ``"warn"``. ``max_pending``, ``max_records`` (runs) and ``max_file_bytes`` bound memory and
     file; what is dropped is counted.
 
     Called again with equal options it returns the active tracer. Raises OptionError,
@@ -113,8 +117,13 @@ def records(
 
 
 def problems() -> list[Problem]:
-    """What is wrong with the program as far as it was seen."""
+    """What is wrong with the program as far as it was seen; see ``Tracer.problems``."""
     return _tracer().problems()
+
+
+def coverage() -> Coverage:
+    """How much of what ran was looked at; see ``Tracer.coverage``."""
+    return _tracer().coverage()
 
 
 def flush(*, wait: bool = False, again: bool = False) -> FlushResult:

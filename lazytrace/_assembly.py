@@ -17,6 +17,7 @@ import triton
 from triton.runtime import driver
 
 from lazytrace import _hooks, _problem_log
+from lazytrace._blobs import BlobStore
 from lazytrace._completion import Completion, Progress
 from lazytrace._containment import Containment
 from lazytrace._cuda_runtime import CudaRuntime
@@ -26,6 +27,9 @@ from lazytrace._journal import Journal
 from lazytrace._kernels import KernelRegistry
 from lazytrace._patches import Patches
 from lazytrace._pending import Capture, PendingQueue
+from lazytrace._probes_flush import ProbeFlusher
+from lazytrace._probes_placing import Prober
+from lazytrace._probes_reading import ProbeReader
 from lazytrace._problem_log import ProblemLog
 from lazytrace._reading import ViewReader
 from lazytrace._recorder import PhaseContext, Recorder
@@ -36,8 +40,8 @@ from lazytrace.config import Options
 from lazytrace.errors import OutputError
 from lazytrace.lines import SCHEMA_VERSION, EndLine, ProblemLine
 from lazytrace.ndjson import NDJSONSink, open_trace
-from lazytrace.problems import Problem
-from lazytrace.records import FlushResult, Session
+from lazytrace.problems import Problem, in_launch_order
+from lazytrace.records import Coverage, FlushResult, Session
 from lazytrace.sink import MemorySink, Sink
 
 _NOTES = {
@@ -71,6 +75,7 @@ class Assembly:
     recorder: Recorder = attrs.field(init=False)
     graphs: GraphWatch = attrs.field(init=False)
     flusher: Flusher = attrs.field(init=False)
+    prober: Prober | None = attrs.field(init=False)
     closed: bool = False  # the program is as it was before
     ended: bool = False  # the trace has its last line
 
@@ -118,32 +123,57 @@ class Assembly:
         self.graphs = GraphWatch(
             self.runtime, self.queue, self.containment, self._capture_ended, self._replayed
         )
+        self.prober = self._prober()
         self.recorder = Recorder(
             options,
             self.runtime,
             self.queue,
-            KernelRegistry(options.traces, options.eager_samples, options.ir),
+            KernelRegistry(
+                options.traces, None if self.prober else options.eager_samples, options.ir
+            ),
             self.graphs,
             self.phase,
             self._write_point,
+            prober=self.prober,
         )
-        self.flusher = Flusher(
+        self.flusher = self._flusher()
+
+    def _flusher(self) -> Flusher:
+        options = self.options
+        parts = (
             self.runtime,
             self.queue,
             self.journal,
             self.completion,
-            ViewReader(self.runtime, options.max_read_bytes),
+            ViewReader(self.runtime, options.max_read_bytes, blobs=self._blobs()),
             self._progress,
             self._refusal,
             self.log.report,
             self._refresh_session,
+            options.ignore,
         )
+        if self.prober is None:
+            return Flusher(*parts)
+        slots = ProbeReader(self.prober.probes, options.ignore)
+        return ProbeFlusher(*parts, prober=self.prober, slots=slots)
+
+    def _prober(self) -> Prober | None:
+        probes = self.runtime.launch_probes() if self.options.values == "at_launch" else None
+        if probes is None:
+            return None
+        return Prober(self.runtime, probes, self.containment, self.graphs.thread_is_capturing)
+
+    def _blobs(self) -> BlobStore | None:
+        limit = self.options.save_tensors
+        return BlobStore.beside(self.file.path, limit) if self.file and limit else None
 
     def install(self) -> None:
         """Patches Triton and torch; undone again if that fails half-way."""
         with ExitStack() as undo:
             undo.callback(self.patches.undo)
-            _hooks.install(self.patches, self.recorder, self.phase, self.containment)
+            _hooks.install(
+                self.patches, self.recorder, self.phase, self.containment, self.prober
+            )
             self.graphs.install(self.patches)
             SyncWatch(
                 self.runtime,
@@ -154,6 +184,8 @@ class Assembly:
                 self._write_point,
             ).install(self.patches)
             undo.pop_all()
+        if self.prober is not None:
+            self.containment.run("start", self.prober.prepare)
 
     # Flush and write points
 
@@ -171,6 +203,8 @@ class Assembly:
             self.flusher.flush(Trigger.REPLAY, wait=True)
 
     def _capture_ended(self, capture: Capture) -> None:
+        if self.prober is not None:
+            self.prober.settle()
         self._write_point()
 
     def _write_point(self) -> None:
@@ -232,8 +266,9 @@ class Assembly:
             sink.close()
 
     def _write_end(self) -> None:
-        for problem in self.counted_problems():
-            self.journal.write(ProblemLine(problem))
+        if self.file is not None:  # memory answers with the counts as they are when it is asked
+            for problem in self.counted_problems():
+                self.file.write(ProblemLine(problem))
         self.journal.write(
             EndLine(
                 time_ns=time.time_ns(),
@@ -245,15 +280,20 @@ class Assembly:
         )
 
     def problems(self) -> list[Problem]:
-        """Every problem known so far."""
-        if self.ended:
-            return list(self.memory.problems)
-        return [*self.memory.problems, *self.counted_problems()]
+        """Every problem known so far, by launch."""
+        return in_launch_order([*self.memory.problems, *self.counted_problems()])
+
+    def coverage(self) -> Coverage:
+        """How much of what the memory retains was looked at, and all that was dropped."""
+        known = self.memory.coverage()
+        return attrs.evolve(known, dropped={**known.dropped, **self.dropped()})
 
     def counted_problems(self) -> list[Problem]:
         """Problems that are counters: what was dropped, and our own contained faults."""
         containment = self.containment
+        fault = None if self.file is None else self.file.fault
         return [
+            *_problem_log.file_fault(fault),
             *_problem_log.dropped(self.dropped()),
             *_problem_log.tracer_errors(containment.faults, containment.last),
         ]
@@ -263,6 +303,13 @@ class Assembly:
         counts = Counter(self.memory.dropped)
         if self.queue.refused:
             counts["max_pending: values"] = self.queue.refused
+        if self.prober is not None:
+            for reason, count in self.prober.refused.items():
+                counts[f"{reason}: values"] = count
+        for kind, count in self.log.dropped.items():
+            counts[f"max_problems: {kind}"] = count
+        if self.flusher.reader.blobs is not None:
+            counts.update(self.flusher.reader.blobs.dropped)
         if self.file is not None:
             counts.update(self.file.dropped)
         return dict(counts)

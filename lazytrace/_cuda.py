@@ -25,6 +25,7 @@ _CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 _IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
+_TYPE_HOST = 1  # CU_MEMORYTYPE_HOST
 _TYPE_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 
 
@@ -44,6 +45,29 @@ class MemoryKind(str, Enum):
     HOST = "host"
     MANAGED = "managed"
     UNKNOWN = "unknown"
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (
+        ("src_x_bytes", ctypes.c_size_t),
+        ("src_y", ctypes.c_size_t),
+        ("src_memory_type", ctypes.c_uint),
+        ("src_host", ctypes.c_void_p),
+        ("src_device", ctypes.c_uint64),
+        ("src_array", ctypes.c_void_p),
+        ("src_pitch", ctypes.c_size_t),
+        ("dst_x_bytes", ctypes.c_size_t),
+        ("dst_y", ctypes.c_size_t),
+        ("dst_memory_type", ctypes.c_uint),
+        ("dst_host", ctypes.c_void_p),
+        ("dst_device", ctypes.c_uint64),
+        ("dst_array", ctypes.c_void_p),
+        ("dst_pitch", ctypes.c_size_t),
+        ("width_bytes", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
 
 
 @attrs.define
@@ -203,6 +227,22 @@ class CudaDriver:
             ctypes.c_size_t(size_bytes),
             ctypes.c_void_p(stream),
         )
+
+    def copy_rows_to_host(
+        self, host: int, device: int, width: int, rows: int, pitch: int, stream: int
+    ) -> None:
+        """Enqueues a copy of rows, ``pitch`` bytes apart, into adjacent pinned host memory."""
+        copy = _Copy2D(
+            src_memory_type=_TYPE_DEVICE,
+            src_device=device,
+            src_pitch=pitch,
+            dst_memory_type=_TYPE_HOST,
+            dst_host=host,
+            dst_pitch=width,
+            width_bytes=width,
+            height=rows,
+        )
+        self._check("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
 
     def memory_kind(self, address: int) -> MemoryKind:
         """Where the memory at an address is; UNKNOWN for an address that CUDA does not know."""

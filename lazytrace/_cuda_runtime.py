@@ -12,6 +12,8 @@ import torch
 
 from lazytrace import _opaque
 from lazytrace._cuda import CudaDriver, CudaError, MemoryKind
+from lazytrace._cuda_bytes import ByteReader
+from lazytrace._probes_cuda import CudaProbes
 from lazytrace._runtime import ReadError, Stream
 from lazytrace._statistics import Region, reading_cost
 from lazytrace._statistics.device_engine import DeviceEngine
@@ -52,6 +54,7 @@ class CudaRuntime:
     driver: CudaDriver
     capturing: Callable[[int], bool]
     _devices: dict[int, _Device] = attrs.field(factory=dict)
+    _bytes: ByteReader | None = None
 
     @classmethod
     def load(cls) -> CudaRuntime | None:
@@ -174,6 +177,24 @@ class CudaRuntime:
         except CudaError as error:
             raise ReadError(str(error), sticky=error.code != _OUT_OF_MEMORY) from error
         return [outcome for outcome in results if outcome is not None]
+
+    def read_bytes(self, view: TensorView, limit: int) -> bytes:
+        """Bytes of device memory, through the driver and our own stream and buffer."""
+        if self._bytes is None:
+            self._bytes = ByteReader(self.driver)
+        try:
+            with self._on(view.device_index):
+                stream = self._device(view.device_index).stream
+                return self._bytes.read(view, limit, stream)
+        except CudaError as error:
+            raise ReadError(str(error), sticky=error.code != _OUT_OF_MEMORY) from error
+
+    def launch_probes(self) -> CudaProbes:
+        """Statistics kernels beside the program's own, with slots outside its allocator."""
+        return CudaProbes(self.driver, self._on, self._own_stream, _region)
+
+    def _own_stream(self, index: int) -> int:
+        return self._device(index).stream
 
     def _device(self, index: int) -> _Device:
         """The device's workspace; called with its context current."""

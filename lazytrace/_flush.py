@@ -10,21 +10,23 @@ from enum import Enum
 import attrs
 
 from lazytrace._completion import Completion, Progress
-from lazytrace._describe import ArgSet
 from lazytrace._journal import Journal
-from lazytrace._pending import Capture, PendingQueue, Run
+from lazytrace._leftovers import left_non_finite
+from lazytrace._overwrites import eager_group, readings_by_run, unread
+from lazytrace._pending import Capture, Group, PendingQueue, Run
 from lazytrace._problem_log import capture_failed, never_replayed
 from lazytrace._reading import ViewReader, ViewResult
 from lazytrace._runtime import ReadError, Runtime, Stream
+from lazytrace._write_index import WriteIndex
+from lazytrace.config import Ignore
 from lazytrace.lines import ValuesLine
-from lazytrace.problems import Problem
+from lazytrace.problems import Problem, in_launch_order
 from lazytrace.records import (
     ArgState,
     CaptureState,
     FlushResult,
     Observation,
     Point,
-    Reading,
 )
 
 _DEADLINE_S = 10.0
@@ -53,7 +55,8 @@ class Flusher:
 
     ``progress`` tells the numbers of the latest launch and replay, ``refusal`` why the calling
     thread may not flush now, ``problem`` takes what a flush finds wrong, ``before_writing`` is
-    called before each batch of lines. Only the holder of the lock writes lines.
+    called before each batch of lines, ``ignore`` are the rules for what is not wrong. Only the
+    holder of the lock writes lines.
     """
 
     runtime: Runtime
@@ -65,6 +68,7 @@ class Flusher:
     refusal: Callable[[], str | None]
     problem: Callable[[Problem], None]
     before_writing: Callable[[], None]
+    ignore: tuple[Ignore, ...] = ()
     _eager: list[Run] = attrs.field(factory=list)
     _armed: dict[int, Capture] = attrs.field(factory=dict)
     _read: dict[int, Capture] = attrs.field(factory=dict)  # complete, may be read again
@@ -154,7 +158,7 @@ class Flusher:
             self._end(queue.ended.popleft())
         while queue.armed:
             capture = queue.armed.popleft()
-            if capture.views:
+            if capture.has_values:
                 self._armed[capture.id] = capture
             else:
                 self._read[capture.id] = capture
@@ -190,6 +194,7 @@ class Flusher:
         self._uncount(capture)
         capture.views.clear()
         capture.groups.clear()
+        capture.writes = None
 
     def _uncount(self, capture: Capture) -> None:
         self.queue.captured -= capture.pending_runs
@@ -249,27 +254,79 @@ class Flusher:
             for group in capture.groups.values():
                 written.update(view.id for view in group.kernel.written_views(group.args))
         before = self.progress()
-        results, left = self.reader.read(views.values(), written)
+        results, left = self.reader.read(views.values(), written, self._owners(runs, captures))
         raced = self.progress() != before
-        completed = 0
-        finished = set()
-        for run in runs:
-            if all(view.id in results for _, view in run.args.views):
-                self._finish_run(run, results, trigger, raced)
-                finished.add(run.id)
-                completed += run.count
-        self._eager = [run for run in self._eager if run.id not in finished]
+        finished = [run for run in runs if all(view.id in results for _, view in run.args.views)]
+        completed = self._finish_runs(finished, results, trigger, raced)
+        problems = self._non_finite(finished, captures, results, trigger, raced)
         for capture in captures:
             completed += self._finish_capture(capture, results, trigger, raced)
+        for problem in problems:  # last: a warning may have been turned into an error
+            self.problem(problem)
         return completed, left
 
-    def _finish_run(
-        self, run: Run, results: dict[int, ViewResult], trigger: Trigger, raced: bool
+    def _owners(self, runs: list[Run], captures: list[Capture]) -> dict[int, str]:
+        """The first kernel that each view was passed to, where bytes are kept."""
+        owners: dict[int, str] = {}
+        if self.reader.blobs is None:
+            return owners
+        groups = [eager_group(run) for run in runs]
+        for capture in captures:
+            groups += capture.groups.values()
+        for group in groups:
+            for _, view in group.args.views:
+                owners.setdefault(view.id, group.kernel.name)
+        return owners
+
+    def _finish_runs(
+        self, runs: list[Run], results: dict[int, ViewResult], trigger: Trigger, raced: bool
+    ) -> int:
+        writes = self.journal.writes.of_eager(runs)
+        for run in runs:
+            other = run.thread != threading.get_ident() and run.kernel.last is run
+            observed = _seen_eager(trigger, raced or other)
+            self._write(eager_group(run), results, observed, writes)
+        finished = {run.id for run in runs}
+        self._eager = [run for run in self._eager if run.id not in finished]
+        return sum(run.count for run in runs)
+
+    def _write(
+        self,
+        group: Group,
+        results: dict[int, ViewResult],
+        observed: Observation,
+        writes: WriteIndex,
     ) -> None:
-        point = Point.AT_EXIT if trigger is Trigger.EXIT else Point.ON_REQUEST
-        other = run.thread != threading.get_ident() and run.kernel.last is run
-        observed = Observation(point, raced=raced or other)
-        self.journal.write(ValuesLine((run.id,), _readings(run.args, results, observed)))
+        for launches, readings in readings_by_run(group, results, observed, writes):
+            self.journal.write(ValuesLine(launches, readings))
+
+    def _non_finite(
+        self,
+        runs: list[Run],
+        captures: list[Capture],
+        results: dict[int, ViewResult],
+        trigger: Trigger,
+        raced: bool,
+    ) -> list[Problem]:
+        """What the results show to be NaN or infinite."""
+        written = self.journal.writes
+        found = left_non_finite(
+            [eager_group(run) for run in runs],
+            results,
+            _seen_eager(trigger, raced),
+            written.of_eager(runs),
+            ignore=self.ignore,
+        )
+        for capture in captures:
+            found += left_non_finite(
+                capture.groups.values(),
+                results,
+                _seen_captured(capture, trigger, raced),
+                written.of_capture(capture),
+                ignore=self.ignore,
+                graph=capture.graph,
+            )
+        return in_launch_order(found)
 
     def _finish_capture(
         self, capture: Capture, results: dict[int, ViewResult], trigger: Trigger, raced: bool
@@ -277,12 +334,11 @@ class Flusher:
         found = [view for view in capture.views if view in results]
         if not found:
             return 0
-        observed = Observation(_POINTS[trigger], replay=capture.replays, raced=raced)
+        observed = _seen_captured(capture, trigger, raced)
         fresh = {view: results[view] for view in found}
+        writes = self.journal.writes.of_capture(capture)
         for group in capture.groups.values():
-            readings = _readings(group.args, fresh, observed)
-            if readings and group.runs:
-                self.journal.write(ValuesLine(tuple(group.runs), readings))
+            self._write(group, fresh, observed, writes)
         for view in found:
             del capture.views[view]
         if any(result.state is ArgState.MATERIALIZED for result in fresh.values()):
@@ -304,12 +360,12 @@ class Flusher:
         given_up = ViewResult(ArgState.SKIPPED, reason)
         for run in self._eager:
             results = dict.fromkeys((view.id for _, view in run.args.views), given_up)
-            self.journal.write(ValuesLine((run.id,), _readings(run.args, results, None)))
+            self.journal.write(ValuesLine((run.id,), unread(run.args, results)))
         self._eager.clear()
         for capture in self._armed.values():
             results = dict.fromkeys(capture.views, given_up)
             for group in capture.groups.values():
-                readings = _readings(group.args, results, None)
+                readings = unread(group.args, results)
                 if readings and group.runs:
                     self.journal.write(ValuesLine(tuple(group.runs), readings))
             self.journal.capture(capture)
@@ -321,9 +377,10 @@ class Flusher:
             self.journal.capture(capture)
 
 
-def _readings(
-    args: ArgSet, results: dict[int, ViewResult], observed: Observation | None
-) -> dict[str, Reading]:
-    return {
-        path: results[view.id].reading(observed) for path, view in args.views if view.id in results
-    }
+def _seen_eager(trigger: Trigger, raced: bool) -> Observation:
+    point = Point.AT_EXIT if trigger is Trigger.EXIT else Point.ON_REQUEST
+    return Observation(point, raced=raced)
+
+
+def _seen_captured(capture: Capture, trigger: Trigger, raced: bool) -> Observation:
+    return Observation(_POINTS[trigger], replay=capture.replays, raced=raced)

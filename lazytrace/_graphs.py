@@ -164,6 +164,7 @@ class GraphWatch:
             return
         stream = self.runtime.current_stream(self.runtime.current_device())
         if self.runtime.capturing(stream):
+            entry.capture.nested = True
             return  # a child of the capture that is open: nothing ran
         capture = entry.capture
         capture.replay_number = self.replay_number = next(self._replays)

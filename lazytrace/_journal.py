@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from lazytrace._overwrites import Writes
 from lazytrace._pending import Capture, PendingQueue, Run
 from lazytrace.lines import ArgsLine, CaptureLine, KernelLine, LaunchLine, Line
 from lazytrace.records import CaptureState
@@ -20,6 +21,7 @@ class Journal:
     queue: PendingQueue
     sinks: Sequence[Sink]
     launches: int = 0
+    writes: Writes = attrs.field(factory=Writes)
     _growing: list[Run] = attrs.field(factory=list)
 
     def write(self, line: Line) -> None:
@@ -39,10 +41,11 @@ class Journal:
         while new:
             runs.append(new.popleft())
         for run in runs:
-            if run.written != run.count:
-                self._run(run)
+            # Asked before the count is read: a launch that joins later queues the run again.
             if run.kernel.last is run and not run.closed:
                 self._growing.append(run)
+            if run.written != run.count:
+                self._run(run)
 
     def close_runs(self) -> None:
         """Lets no later launch join a run that is known now."""
@@ -91,8 +94,10 @@ class Journal:
             self.write(ArgsLine(args.id, args.args()))
         if capture is not None and (capture.written is None or capture.state is CaptureState.OPEN):
             self.capture(capture)
-        self.launches += run.count - run.written
-        run.written = run.count
+        self.writes.seen(run)
+        count = run.count  # once: its thread may be counting it up
+        self.launches += count - run.written
+        run.written = count
         self.write(
             LaunchLine(
                 id=run.id,
@@ -104,7 +109,7 @@ class Journal:
                 device=run.device,
                 thread=run.thread,
                 time_ns=run.time_ns,
-                count=run.count,
+                count=count,
                 phase=run.phase,
                 mark=run.mark,
                 capture=None if capture is None else capture.id,

@@ -41,11 +41,13 @@ class KernelEntry:
     last: Run | None = None
     arg_sets: dict[tuple[Any, ...], ArgSet] = attrs.field(factory=dict)
     written: bool = False
+    _has_roles: bool = False
 
     def find_roles(self) -> None:
         """Adds what the kernel may do with each argument; not for the hook: it reads the TTIR."""
-        compiled = self.ref()
+        compiled = None if self._has_roles else self.ref()
         if compiled is not None:
+            self._has_roles = True
             found = kernel_roles(compiled)
             self.info = attrs.evolve(
                 self.info,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -145,8 +146,26 @@ def _holds_tensor(arg: Any, depth: int = 0) -> bool:
     elif isinstance(arg, Mapping):
         inner = itertools.islice(arg.values(), 64)
     else:
-        inner = list(getattr(arg, "__dict__", {}).values())[:64]
+        inner = itertools.islice(_fields(arg), 64)
     return any(_holds_tensor(value, depth + 1) for value in inner)
+
+
+def _fields(arg: Any) -> Iterator[Any]:
+    """What an object holds: in its dict, and in the slots of its classes."""
+    yield from list(getattr(arg, "__dict__", {}).values())
+    for cls in type(arg).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            member = vars(cls).get(name)
+            if isinstance(member, MemberDescriptorType):
+                yield _slot(member, arg)
+
+
+def _slot(member: MemberDescriptorType, arg: Any) -> Any:
+    try:
+        return member.__get__(arg, type(arg))
+    except AttributeError:  # declared and never set
+        return None
 
 
 def _attributes(arg: Any) -> dict[str, Any]:

@@ -29,6 +29,11 @@ class Patches:
 
     active: bool = True
     _done: list[_Patch] = attrs.field(factory=list)
+    _undo: list[Callable[[], None]] = attrs.field(factory=list)
+
+    def on_undo(self, call: Callable[[], None]) -> None:
+        """Has something else undone with the patches, last one first."""
+        self._undo.append(call)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
         """Replaces a callable attribute by ``make(original)``; an absent one is left absent."""
@@ -43,6 +48,8 @@ class Patches:
     def undo(self) -> list[str]:
         """Restores everything, last first; returns what another tool has since wrapped."""
         self.active = False
+        while self._undo:
+            self._undo.pop()()
         left = []
         while self._done:
             patch = self._done.pop()

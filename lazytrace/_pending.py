@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from lazytrace._describe import ArgSet
     from lazytrace._kernels import KernelEntry
+    from lazytrace._probes import ProbedLaunch
     from lazytrace._views import TensorView
+    from lazytrace._write_index import WriteIndex
 
 
 @attrs.define(eq=False)
@@ -44,6 +46,7 @@ class Run:
     count: int = 1
     closed: bool = False
     written: int = 0  # the count in the trace so far
+    probed: ProbedLaunch | None = None  # at_launch mode: its own probes, so it never grows
 
     @property
     def last_id(self) -> int:
@@ -82,9 +85,13 @@ class Capture:
     graph_storages: tuple[int, ...] | None = None
     gone: bool = False
     pending_runs: int = 0  # of which the queue keeps count
+    nested: bool = False  # it was replayed into another capture, which holds a copy of it
+    replays_seen: int = 0  # at_launch mode: the replays up to the latest reading
+    probed: list[Run] = attrs.field(factory=list)  # at_launch mode: the runs that have probes
     views: dict[int, TensorView] = attrs.field(factory=dict)
     groups: dict[int, Group] = attrs.field(factory=dict)
     kernels: dict[int, Any] = attrs.field(factory=dict)
+    writes: WriteIndex | None = None  # made at the first reading
     written: tuple[Any, ...] | None = None
 
     @property
@@ -92,15 +99,25 @@ class Capture:
         """Whether the graph was replayed."""
         return self.replays > 0
 
+    @property
+    def has_values(self) -> bool:
+        """Whether there is anything of it to read."""
+        return bool(self.views or self.probed)
+
 
 @attrs.define(eq=False)
 class Group:
-    """The runs of one capture that passed one set of arguments."""
+    """The runs of one capture that passed one set of arguments.
+
+    ``last`` is the id of the last launch among them that was submitted, as far as the trace has
+    taken them over; -1 before that.
+    """
 
     kernel: KernelEntry
     args: ArgSet
     runs: list[int] = attrs.field(factory=list)
     launches: int = 0
+    last: int = -1
 
 
 @attrs.define

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import attrs
@@ -11,6 +12,8 @@ from lazytrace._pending import Capture
 from lazytrace.lines import Line, ProblemLine
 from lazytrace.problems import Problem, ProblemKind
 
+_MAX_OF_KIND = 1000
+
 
 class LazytraceWarning(UserWarning):
     """A problem of the traced program, with ``on_problem="warn"``."""
@@ -18,11 +21,16 @@ class LazytraceWarning(UserWarning):
 
 @attrs.define
 class ProblemLog:
-    """Writes each distinct problem to the trace, and warns if that was asked for."""
+    """Writes each distinct problem to the trace, and warns if that was asked for.
+
+    Of each kind the first 1,000 are written; ``dropped`` counts the reports after that.
+    """
 
     write: Callable[[Line], None]
     warn: bool
+    dropped: Counter[ProblemKind] = attrs.field(factory=Counter)
     _seen: set[tuple[object, ...]] = attrs.field(factory=set)
+    _counts: Counter[ProblemKind] = attrs.field(factory=Counter)
 
     def report(self, problem: Problem) -> None:
         """One per kind, launch and argument, or per graph where no launch is named."""
@@ -31,6 +39,10 @@ class ProblemLog:
             key = (*key, problem.graph, problem.message)
         if key in self._seen:
             return
+        if self._counts[problem.kind] >= _MAX_OF_KIND:
+            self.dropped[problem.kind] += 1
+            return
+        self._counts[problem.kind] += 1
         self._seen.add(key)
         self.write(ProblemLine(problem))
         if self.warn:
@@ -53,14 +65,21 @@ def capture_failed(capture: Capture) -> Problem:
 
 
 def never_replayed(capture: Capture) -> Problem:
-    """A graph was captured and thrown away."""
+    """A graph was captured, and reset, destroyed or no longer traced before it ran."""
     return Problem(
         ProblemKind.NEVER_REPLAYED,
-        f"{_graph_name(capture)} was reset or destroyed without a replay: its {capture.launches} "
-        "launches never ran",
+        f"{_graph_name(capture)} was never replayed while it was traced: its {capture.launches} "
+        "launches did not run",
         graph=capture.graph,
         launch=capture.first_launch,
     )
+
+
+def file_fault(fault: Exception | None) -> list[Problem]:
+    """The first failure of the trace file; lines may still be waiting to be written."""
+    if fault is None:
+        return []
+    return [Problem(ProblemKind.DROPPED, f"the trace file could not be written: {fault}")]
 
 
 def dropped(counts: Mapping[str, int]) -> list[Problem]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import attrs
 
-from lazytrace._runtime import ReadError, Runtime
+from lazytrace._blobs import BlobError, BlobStore
+from lazytrace._runtime import ReadError, Runtime, UnreadableBytes
+from lazytrace._view_bytes import kept_bytes, total_bytes
 from lazytrace._views import TensorView
-from lazytrace.records import ArgState, Observation, Reading, TensorStats
+from lazytrace.records import ArgState, Blob, Observation, Reading, TensorStats
+
+_NO_OWNERS: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 @attrs.frozen
@@ -19,12 +24,26 @@ class ViewResult:
     state: ArgState
     reason: str | None = None
     values: TensorStats | None = None
+    data: Blob | None = None
+    data_reason: str | None = None
+
+    @property
+    def was_read(self) -> bool:
+        """Whether anything of the view's memory was read."""
+        return self.state is ArgState.MATERIALIZED or self.data is not None
 
     def reading(self, observed: Observation | None) -> Reading:
         """The reading of an argument that is this view."""
-        if self.state is not ArgState.MATERIALIZED:
-            return Reading(self.state, self.reason)
-        return Reading(self.state, None, self.values, observed)
+        if not self.was_read:
+            return Reading(self.state, self.reason, data_reason=self.data_reason)
+        return Reading(
+            self.state,
+            self.reason,
+            self.values,
+            observed,
+            data=self.data,
+            data_reason=self.data_reason,
+        )
 
 
 # A view's cost in bytes and whether no launch has written it; the view; its storage, held alive.
@@ -35,19 +54,25 @@ _Readable = tuple[tuple[int, bool], TensorView, Any]
 class ViewReader:
     """Reads views through a runtime, at most ``max_read_bytes`` at a time.
 
-    ``broken`` keeps the error of a device that will answer no more.
+    ``broken`` keeps the error of a device that will answer no more. ``blobs`` takes the bytes of
+    what is read, where those are asked for; they count as read.
     """
 
     runtime: Runtime
     max_read_bytes: int
     broken: str | None = None
+    blobs: BlobStore | None = None
 
     def read(
-        self, views: Iterable[TensorView], written: Container[int] = ()
+        self,
+        views: Iterable[TensorView],
+        written: Container[int] = (),
+        owners: Mapping[int, str] = _NO_OWNERS,
     ) -> tuple[dict[int, ViewResult], str | None]:
         """Results by view id; what is missing stays due, for the reason in the second place.
 
         The smallest come first, and of the same size those that a launch has ``written``.
+        ``owners`` are the kernels that the views' bytes are charged to.
         """
         results: dict[int, ViewResult] = {}
         readable: list[_Readable] = []
@@ -57,11 +82,17 @@ class ViewReader:
             if refused is not None:
                 results[view.id] = refused
             else:
-                order = (self.runtime.cost(view), view.id not in written)
+                order = (self._cost(view), view.id not in written)
                 readable.append((order, view, storage))
         chosen, left = self._within_budget(readable, results)
         # `readable` holds the storages: none can be freed while it is read.
-        return results, self._read(chosen, results) or left
+        failed = self._read(chosen, results)
+        if self.blobs is not None and failed is None:
+            for view in chosen:
+                results[view.id] = self._with_data(
+                    results[view.id], view, self.blobs, owners.get(view.id, "")
+                )
+        return results, failed or left
 
     def _refused(self, view: TensorView, storage: Any) -> ViewResult | None:
         """Why the memory of a view must not be read; None if it may."""
@@ -81,6 +112,16 @@ class ViewReader:
             return ViewResult(ArgState.EXPIRED, "storage_shrunk")
         unreadable = self.runtime.unreadable(view)
         return None if unreadable is None else ViewResult(ArgState.SKIPPED, unreadable)
+
+    def _cost(self, view: TensorView) -> int:
+        return self.runtime.cost(view) + self._data_bytes(view)
+
+    def _data_bytes(self, view: TensorView) -> int:
+        """How many bytes of a view are to be kept; none at the cost of its statistics."""
+        if self.blobs is None:
+            return 0
+        room = max(0, self.max_read_bytes - self.runtime.cost(view))
+        return kept_bytes(view, min(self.blobs.limit, room))
 
     def _within_budget(
         self, readable: list[_Readable], results: dict[int, ViewResult]
@@ -121,3 +162,23 @@ class ViewReader:
             else:
                 results[view.id] = ViewResult(ArgState.SKIPPED, str(outcome))
         return None
+
+    def _with_data(
+        self, result: ViewResult, view: TensorView, blobs: BlobStore, kernel: str
+    ) -> ViewResult:
+        """The result with the bytes that were kept, or with the reason why none were."""
+        wanted = self._data_bytes(view)
+        reason = self.broken or blobs.refusal(kernel, wanted)
+        if not wanted:
+            reason = "max_read_bytes or save_tensors leaves no room for an element"
+        if reason is None:
+            try:
+                data = self.runtime.read_bytes(view, wanted)
+                return attrs.evolve(result, data=blobs.keep(kernel, data, total_bytes(view)))
+            except (UnreadableBytes, BlobError) as error:
+                reason = str(error)
+            except ReadError as error:
+                reason = str(error)
+                self.broken = reason if error.sticky else None
+        blobs.refused(reason)
+        return attrs.evolve(result, data_reason=reason)

@@ -16,6 +16,7 @@ from lazytrace._describe import ArgSet, Describer
 from lazytrace._graphs import GraphWatch
 from lazytrace._kernels import KernelEntry, KernelRegistry
 from lazytrace._pending import Capture, Group, PendingQueue, Run
+from lazytrace._probes_placing import Prober
 from lazytrace._runtime import Runtime
 from lazytrace.config import Options
 from lazytrace.records import ArgState, Frame, Outcome, Phase
@@ -46,6 +47,7 @@ class Recorder:
     phase: PhaseContext
     write: Callable[[], None]  # a write point; called outside captures only
     describer: Describer = attrs.field(factory=Describer)
+    prober: Prober | None = None  # at_launch mode, on a device
     mark: str | None = None
     paused: int = 0
     last_id: int = -1
@@ -103,6 +105,8 @@ class Recorder:
 
     def _join(self, run: Run, entry: KernelEntry) -> None:
         run.count += 1
+        if run.closed or entry.last is not run:  # a flush on another thread may be past it
+            self.queue.new.append(run)
         capture = run.capture
         if capture is not None:
             capture.launches += 1
@@ -112,9 +116,7 @@ class Recorder:
 
     def _describe(self, entry: KernelEntry, args: tuple[Any, ...]) -> ArgSet:
         with torch._C.DisableTorchFunction():
-            return self.describer.describe(
-                entry.arg_names, entry.constexprs, args, entry.arg_sets
-            )
+            return self.describer.describe(entry.arg_names, entry.constexprs, args, entry.arg_sets)
 
     def _begin(
         self,
@@ -149,9 +151,11 @@ class Recorder:
             outcome=outcome,
             call_site=site,
         )
+        if values is ArgState.PENDING and self.prober is not None:
+            self.prober.before(run)
         if capture is not None:
             self._capture(run, capture, kernel)
-        elif values is ArgState.PENDING:
+        elif run.values is ArgState.PENDING:
             self.queue.eager.append(run)
         entry.last = run
         self.queue.new.append(run)
@@ -167,6 +171,8 @@ class Recorder:
             return ArgState.SKIPPED, "launch_failed"
         if self.options.values == "off":
             return ArgState.OFF, None
+        if self.options.values == "at_launch" and self.prober is None:
+            return ArgState.SKIPPED, "no_device"
         if self.phase.phase is Phase.TRIAL and not self.options.trial_values:
             return ArgState.OFF, "autotune_trial"
         if capture is not None and capture.foreign:
@@ -192,9 +198,12 @@ class Recorder:
         group.launches += 1
         if run.values is not ArgState.PENDING:
             return
-        group.runs.append(run.id)
         self.queue.captured += 1
         capture.pending_runs += 1
+        if run.probed is not None:
+            capture.probed.append(run)
+            return
+        group.runs.append(run.id)
         for _, view in args.views:
             capture.views[view.id] = view
 

@@ -14,6 +14,7 @@ import torch
 from lazytrace.errors import LazytraceError
 
 if TYPE_CHECKING:
+    from lazytrace._probes import LaunchProbes
     from lazytrace._views import TensorView
     from lazytrace.records import TensorStats
 
@@ -26,6 +27,10 @@ class ReadError(LazytraceError):
     def __init__(self, message: str, *, sticky: bool) -> None:
         self.sticky = sticky
         super().__init__(message)
+
+
+class UnreadableBytes(LazytraceError):
+    """The bytes of one view cannot be had; the message is the reason."""
 
 
 class Runtime(Protocol):
@@ -71,6 +76,16 @@ class Runtime(Protocol):
         An exception in the list stands for that view alone; ReadError is raised when the device
         itself refused.
         """
+
+    def read_bytes(self, view: TensorView, limit: int) -> bytes:
+        """The first bytes of a view's elements, row-major: ``limit``, cut to whole elements.
+
+        The caller holds the storage alive. UnreadableBytes stands for this view alone; ReadError
+        is raised when the device itself refused.
+        """
+
+    def launch_probes(self) -> LaunchProbes | None:
+        """What runs statistics at the launches themselves; None where there is no device."""
 
 
 class HostRuntime:
@@ -122,3 +137,11 @@ class HostRuntime:
     def read(self, views: Sequence[TensorView]) -> list[TensorStats | Exception]:
         """Nothing can be read."""
         raise ReadError("there is no CUDA device", sticky=True)
+
+    def read_bytes(self, view: TensorView, limit: int) -> bytes:
+        """Nothing can be read."""
+        raise ReadError("there is no CUDA device", sticky=True)
+
+    def launch_probes(self) -> LaunchProbes | None:
+        """There is no device."""
+        return None

@@ -16,7 +16,7 @@ from lazytrace._assembly import Assembly
 from lazytrace._flush import Trigger
 from lazytrace.config import Options
 from lazytrace.problems import Problem
-from lazytrace.records import FlushResult, LaunchRecord
+from lazytrace.records import Coverage, FlushResult, LaunchRecord
 
 _log = logging.getLogger("lazytrace")
 
@@ -67,9 +67,23 @@ class Tracer:
         return self._assembly.memory.records(kernel, captured=captured, expand=expand)
 
     def problems(self) -> list[Problem]:
-        """What is wrong with the program as far as it was seen; reads first what is due."""
+        """What is wrong with the program as far as it was seen; reads first what is due.
+
+        In the order of the launches that they name, which in a graph is that of its capture;
+        those that name none are last. One for each kind, launch and argument, and at most 1,000 of
+        a kind: the rest is counted in a problem of the kind ``dropped``.
+        """
         self._read_what_is_due()
         return self._assembly.problems()
+
+    def coverage(self) -> Coverage:
+        """How much of what ran was looked at; reads first what is due.
+
+        Counts the launches that ``records()`` would give: replays read of replays run, and tensor
+        arguments by what became of their values, each once for each run of launches.
+        """
+        self._read_what_is_due()
+        return self._assembly.coverage()
 
     def flush(self, *, wait: bool = False, again: bool = False) -> FlushResult:
         """Reads what is due. Never raises for the device's sake.

@@ -71,8 +71,10 @@ class TensorView:
         """Bytes from the first to the last element, inclusive; 0 for an empty view."""
         if 0 in self.shape:
             return 0
-        last = sum((size - 1) * abs(step) for size, step in zip(self.shape, self.strides))
-        return (last + 1) * self.element_size
+        elements = 1
+        for size, step in zip(self.shape, self.strides):
+            elements += (size - 1) * abs(step)
+        return elements * self.element_size
 
     def as_arg(self) -> TensorArg:
         """The finished description; its values come later."""

@@ -70,6 +70,55 @@ def _path(value: object) -> Path | None:
     raise OptionError("out", value, "a directory, a path that ends in .ndjson, or None")
 
 
+def _pattern(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise OptionError(f"ignore: {attribute.name}", value, "an fnmatch pattern")
+
+
+def _rows(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    is_row = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not (value is None or is_row or (isinstance(value, str) and value)):
+        expected = "a row from 0 on, the name of a scalar argument, or None"
+        raise OptionError(f"ignore: {attribute.name}", value, expected)
+
+
+@attrs.frozen
+class Ignore:
+    """NaN and infinity that are no problem: those in the arguments that this rule names.
+
+    ``kernel`` and ``argument`` are fnmatch patterns, case and all, on the kernel's name and on the
+    argument's path; a path with brackets (``"ts[0]"``) may also be given as it is. Without
+    ``rows_from`` whatever the argument holds is ignored. With it, only what lies in rows (indices
+    along dimension 0) from that one on, such as padding: an integer, or the name of an integer
+    argument of the same launch. Where the launch has no such argument the rule does not hold.
+
+    Only the first non-finite element is located, so an argument with one before ``rows_from`` is
+    reported whole, with the counts of all of it. Raises OptionError.
+    """
+
+    kernel: str = attrs.field(default="*", validator=_pattern)
+    argument: str = attrs.field(default="*", validator=_pattern)
+    rows_from: int | str | None = attrs.field(default=None, validator=_rows)
+
+    def names(self, kernel: str, path: str) -> bool:
+        """Whether the rule is about the argument at this path of this kernel."""
+        return fnmatchcase(kernel, self.kernel) and (
+            path == self.argument or fnmatchcase(path, self.argument)
+        )
+
+
+def _ignores(value: object) -> tuple[Ignore, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, Ignore):
+        return (value,)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        rules = tuple(value)
+        if all(isinstance(rule, Ignore) for rule in rules):
+            return rules
+    raise OptionError("ignore", value, "a list of lazytrace.Ignore(...), or None")
+
+
 @attrs.frozen(kw_only=True)
 class Options:
     """What ``lazytrace.enable()`` was asked for; equal options are the same tracer.
@@ -88,10 +137,16 @@ class Options:
     stacks: bool = attrs.field(default=False, validator=_boolean)
     ir: bool = attrs.field(default=False, validator=_boolean)
     save_tensors: int = attrs.field(default=0, validator=_count(0))
+    ignore: tuple[Ignore, ...] = attrs.field(default=(), converter=_ignores)
     on_problem: str = attrs.field(default="record", validator=_one_of(*_ON_PROBLEM))
     max_pending: int = attrs.field(default=1_000_000, validator=_count(1))
     max_records: int = attrs.field(default=100_000, validator=_count(1))
     max_file_bytes: int | None = attrs.field(default=None, validator=_count(1, or_none=True))
+
+    def __attrs_post_init__(self) -> None:
+        if self.save_tensors and self.out is None:
+            expected = "0 where the trace is in memory only: give enable() an output"
+            raise OptionError("save_tensors", self.save_tensors, expected)
 
     def traces(self, kernel_name: str) -> bool:
         """Whether launches of a kernel of this name are recorded."""

@@ -69,8 +69,8 @@ class Joiner:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems by launch, those of none last; of one launch as they came, each once."""
-        return sorted(self._problems, key=_launch_order)
+        """The problems in the order in which they came, equal ones once."""
+        return list(self._problems)
 
     @property
     def kernels(self) -> list[KernelInfo]:
@@ -282,10 +282,6 @@ class _Joining:
 def _place(line: LaunchLine, capture: CaptureLine) -> CaptureRef:
     index = 0 if line.index is None else line.index
     return CaptureRef(capture.graph, capture.name, capture.epoch, index, capture.cuda_id)
-
-
-def _launch_order(problem: Problem) -> tuple[bool, int]:
-    return problem.launch is None, problem.launch or 0
 
 
 def _state(capture: CaptureLine | None, pending: bool) -> LaunchState:

@@ -24,6 +24,7 @@ from lazytrace.records import (
 )
 
 SCHEMA_VERSION = 1
+BLOBS_SUFFIX = ".blobs"  # of the folder, beside the file, with the tensors' bytes
 MAX_DEPTH = 32  # values and arguments nested deeper cannot be written
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from lazytrace.arguments import Point, WireEnum
@@ -39,6 +41,10 @@ class Problem:
 
     ``launch`` is a launch id, ``graph`` a graph number, ``index`` an element's row-major index in
     the argument, ``evidence`` when the values that show it were read.
+
+    ``origin`` is known where the values were read at the launch itself: ``came_in`` where an
+    input held a non-finite value already, ``made_here`` where every input was read and was finite.
+    Values read later claim neither.
     """
 
     kind: ProblemKind
@@ -52,3 +58,8 @@ class Problem:
     origin: Origin | None = None
     index: int | None = None
     evidence: Point | None = None
+
+
+def in_launch_order(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems by launch, those of no launch last; of one launch in the order given."""
+    return sorted(problems, key=lambda problem: (problem.launch is None, problem.launch or 0))

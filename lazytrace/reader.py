@@ -13,8 +13,9 @@ import attrs
 from lazytrace.codec import decode, is_torn
 from lazytrace.errors import NewerSchemaError, NotATraceError, TraceError
 from lazytrace.join import Joiner, select
-from lazytrace.problems import Problem
-from lazytrace.records import Coverage, KernelInfo, LaunchRecord, Session
+from lazytrace.lines import BLOBS_SUFFIX
+from lazytrace.problems import Problem, in_launch_order
+from lazytrace.records import Blob, Coverage, KernelInfo, LaunchRecord, Session, TensorArg
 
 _MAX_FIRST_LINE = 1 << 26
 _NAMED_FILES = 10
@@ -24,8 +25,8 @@ _NAMED_FILES = 10
 class Trace:
     """What one traced process left behind.
 
-    ``launches`` are runs, oldest first. ``complete``: the tracer was closed; otherwise the
-    process was killed or still runs.
+    ``launches`` are runs, oldest first, ``problems`` by launch. ``complete``: the tracer was
+    closed; otherwise the process was killed or still runs.
     """
 
     path: str
@@ -45,6 +46,31 @@ class Trace:
     ) -> list[LaunchRecord]:
         """The launches, filtered as ``lazytrace.records()`` does."""
         return select(self.launches, kernel, captured=captured, expand=expand)
+
+    def blob(self, of: TensorArg | Blob) -> bytes:
+        """The bytes that ``save_tensors`` kept of a tensor argument when its values were read.
+
+        Elements row-major from the first on, in the byte order of the traced machine; where
+        ``data.cut`` they are not all. ``data_after`` may be given in the argument's place. Raises
+        TraceError where none were kept, and where the file in the trace's folder is missing or
+        has other bytes.
+        """
+        blob = of.data if isinstance(of, TensorArg) else of
+        if blob is None:
+            reason = getattr(of, "data_reason", None) or "save_tensors was not asked for"
+            raise TraceError(self.path, f"keeps no data of this argument: {reason}")
+        place = blob.file
+        if place is None:
+            raise TraceError(self.path, "names its data by a hash that is none")
+        file = os.path.join(self.path + BLOBS_SUFFIX, *place)
+        try:
+            with open(file, "rb") as stream:
+                data = stream.read(blob.nbytes + 1)
+        except OSError as error:
+            raise TraceError(file, f"cannot be read: {error.strerror}") from error
+        if not blob.is_of(data):
+            raise TraceError(file, "has other bytes than the trace has kept")
+        return data
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
@@ -130,7 +156,7 @@ def _trace(path: str, joiner: Joiner, torn: int) -> Trace:
         session=session,
         kernels=tuple(joiner.kernels),
         launches=tuple(launches),
-        problems=tuple(joiner.problems),
+        problems=tuple(in_launch_order(joiner.problems)),
         coverage=coverage,
         complete=joiner.end is not None,
     )

@@ -219,9 +219,7 @@ def _last_args(args: Mapping[str, Arg], launch: int) -> Mapping[str, Arg]:
     def kept(arg: TensorArg) -> TensorArg:
         if arg.observed is None or not is_own(arg):
             return arg
-        observed = attrs.evolve(
-            arg.observed, overwritten=Overwritten.POSSIBLE, overwritten_by=None
-        )
+        observed = attrs.evolve(arg.observed, overwritten=Overwritten.POSSIBLE, overwritten_by=None)
         return attrs.evolve(arg, observed=observed)
 
     if not any(is_own(arg) for arg in args.values()):

@@ -19,8 +19,8 @@ from lazytrace.records import (
 )
 
 _COLUMNS = (
-    "launch", "kernel", "grid", "count", "argument", "dtype", "shape", "strides", "min", "max",
-    "read",
+    "launch", "kernel", "grid", "count", "captured", "argument", "dtype", "shape", "strides",
+    "min", "max", "read",
 )  # fmt: skip
 _MAX_CELL = 60
 
@@ -28,10 +28,11 @@ _MAX_CELL = 60
 def launch_table(records: Iterable[LaunchRecord], *, width: int | None = None) -> str:
     """The launches with their arguments, as plain text ``width`` characters wide.
 
-    A launch has one line for each argument. ``read`` says when a tensor's values were read, or
-    why they were not. Without ``width`` the table is as wide as it needs to be. Text of the traced
-    program is shown with its control characters escaped. Raises MissingDependencyError without
-    rich.
+    A launch has one line for each argument. ``captured`` names the CUDA graph that a launch was
+    captured in, and how often that was replayed so far. ``read`` says when a tensor's values were
+    read, or why they were not. Without ``width`` the table is as wide as it needs to be. Text of
+    the traced program is shown with its control characters escaped. Raises MissingDependencyError
+    without rich.
     """
     try:
         from rich.box import ASCII2
@@ -55,10 +56,19 @@ def launch_table(records: Iterable[LaunchRecord], *, width: int | None = None) -
 
 def _rows(record: LaunchRecord) -> list[tuple[str, ...]]:
     grid = "x".join(map(str, record.grid))
-    launch = (str(record.id), record.kernel.name, grid, str(record.count))
+    launch = (str(record.id), record.kernel.name, grid, str(record.count), _captured(record))
     args = [_cells(path, arg) for path, arg in record.args.items()] or [("",) * 7]
     blank = ("",) * len(launch)
     return [(*(launch if not row else blank), *cells) for row, cells in enumerate(args)]
+
+
+def _captured(record: LaunchRecord) -> str:
+    capture = record.capture
+    if capture is None:
+        return "no"
+    graph = f"graph {capture.graph}" + (f" ({capture.name})" if capture.name else "")
+    replays = f"{record.replays} replay" + ("s" if record.replays != 1 else "")
+    return f"{graph}, {replays if record.replays else record.state.value}"
 
 
 def _cells(path: str, arg: Arg) -> tuple[str, ...]:

@@ -11,31 +11,25 @@ import sys
 import warnings
 from typing import Any
 
-from statistics_cases import DTYPES, difference, reference, region_of, view
+from statistics_cases import DTYPES, difference, memory, reference, region_of, view
 
+from lazytrace._statistics.launch_engine import parameters
 from lazytrace._statistics.launch_kernels import lazytrace_launch_statistics
 from lazytrace._statistics.launch_plan import (
-    MOST_PROGRAMS,
     LaunchPlan,
     SlotReading,
     decode_slots,
     plan_launch,
 )
 
-_SUB = 512
+_SUB = 64
 
 
 def run(plan: LaunchPlan, block: Any) -> list[SlotReading | Exception]:
     """One run of the node whose memory is ``block``."""
     base = ctypes.addressof(block)
     lazytrace_launch_statistics[(plan.programs, plan.rows)](
-        base + plan.rows_offset,
-        base + plan.slots_offset,
-        base + plan.partials_offset,
-        base,
-        plan.programs,
-        SUB=_SUB,
-        MOST=MOST_PROGRAMS,
+        *parameters(plan, base), INLINE=bool(plan.inline), SUB=_SUB, MOST=8
     )
     return decode_slots(plan, ctypes.string_at(base + plan.slots_offset, plan.slot_bytes))
 
@@ -52,7 +46,9 @@ def main(seed: int, rounds: int) -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     wrong = count = 0
     for _ in range(rounds):
-        cases = [view(rng, dtype, 5000) for dtype in DTYPES]
+        cases = [view(rng, dtype, 300) for dtype in DTYPES]
+        if rng.random() < 0.5:
+            cases = [memory(rng, rng.choice(DTYPES[:18]), 200) for _ in range(4)]
         plan = plan_launch([region_of(case) for case in cases])
         block = block_of(plan)
         run(plan, block)

@@ -338,9 +338,9 @@ def test_eager_samples_bounds_whose_values_are_read(simulated, samples, read):
         for value in (5, 6, 7, 8):
             launch(x, value=value)
         arguments = [record.args["x"] for record in tracer.records()]
-    assert [argument.state for argument in arguments] == ["materialized"] * read + [
-        "skipped"
-    ] * (4 - read)
+    assert [argument.state for argument in arguments] == ["materialized"] * read + ["skipped"] * (
+        4 - read
+    )
     assert {argument.reason for argument in arguments[read:]} <= {"not_sampled"}
 
 

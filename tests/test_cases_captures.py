@@ -72,7 +72,8 @@ def test_thousands_of_captured_launches_are_one_record_with_a_true_count(light_d
 
 @pytest.mark.parametrize("kind", ["tensors", "tuple", "descriptor", "subclass", "grid list"])
 def test_identical_captured_launches_cost_no_memory(light_device, kind):
-    """C2: 10,000 of them add less than 1 MiB of ours, whatever their arguments are."""
+    """C2: 10,000 of them would add less than 1 MiB of ours, whatever their arguments are."""
+    many = MANY if kind == "tensors" else MANY // 5
     x = torch.ones(16, 16, device=light_device.torch_device)
 
     class Subclass(torch.Tensor):
@@ -97,7 +98,7 @@ def test_identical_captured_launches_cost_no_memory(light_device, kind):
         launch(3)
         tracemalloc.start()
         try:
-            graph = case_kernels.captured(lambda: launch(MANY))
+            graph = case_kernels.captured(lambda: launch(many))
             own = tracemalloc.take_snapshot().filter_traces(
                 [
                     tracemalloc.Filter(True, str(PACKAGE / "*")),
@@ -108,9 +109,9 @@ def test_identical_captured_launches_cost_no_memory(light_device, kind):
             tracemalloc.stop()
         records = tracer.records(captured=True)
         del graph
-    assert sum(record.count for record in records) == MANY
+    assert sum(record.count for record in records) == many
     assert len(records) == 1
-    assert sum(trace.size for trace in own.traces) < 1 << 20
+    assert sum(trace.size for trace in own.traces) < (many << 20) / MANY
 
 
 # C3
@@ -170,11 +171,13 @@ def test_an_invalidated_capture_is_marked_and_the_users_error_is_cudas(device):
     scale, graph = Scale.on(device), torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream()
     with lazytrace.trace() as tracer:
-        with pytest.raises(RuntimeError, match="previous error during capture"):
-            with torch.cuda.graph(graph):
-                scale.launch()
-                with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-                    torch.cuda.synchronize()
+        with (
+            pytest.raises(RuntimeError, match="previous error during capture"),
+            torch.cuda.graph(graph),
+        ):
+            scale.launch()
+            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+                torch.cuda.synchronize()
         torch.cuda.set_stream(before)  # torch leaves the capture's stream current
         (failed,) = tracer.records()
         assert failed.state == "capture_failed"
@@ -229,8 +232,10 @@ def test_disable_in_a_capture_leaves_its_launches_unfailed(device):
         device.synchronize()
     (record,) = tracer.records()
     assert record.count == 1
-    assert record.state != "capture_failed"
-    assert kinds(tracer) == []
+    assert record.state == "never_replayed"
+    assert [problem.message for problem in tracer.problems()] == [
+        "graph 0 was never replayed while it was traced: its 1 launches did not run"
+    ]
     assert scale.x.tolist() == [4.0] * 4
 
 
@@ -421,7 +426,7 @@ def test_a_trace_that_began_late_has_everything_about_each_launch(device, tmp_pa
 
 
 def test_a_kernel_that_cannot_be_loaded_is_a_failed_launch(device):
-    """Out of resources: the user's error is Triton's, the record says that nothing was submitted."""
+    """Out of resources: the error is Triton's own, the record says that nothing was submitted."""
     x = torch.ones(256, 256, device=device.torch_device)
     out_of_resources = triton.runtime.errors.OutOfResources
     with lazytrace.trace() as tracer:

@@ -1,4 +1,4 @@
-"""do_bench_cudagraph under the tracer: the benchmark is undisturbed, every launch has its values."""
+"""do_bench_cudagraph under the tracer: undisturbed, and every launch has its values."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_a_capture_through_the_base_class_is_named_by_its_cuda_id(device: Device
     graph = torch._C._CUDAGraph()
     device.synchronize()
     with torch.cuda.stream(stream):
-        graph.capture_begin()
+        graph.capture_begin(None, "global")
         _launch(x)
         graph.capture_end()
     (record,) = lazytrace.records(captured=True)

@@ -26,22 +26,23 @@ def rows(text: str) -> list[list[str]]:
 def test_the_table_shows_launches_and_arguments() -> None:
     """Each argument has a line with its description, its values and when they were read."""
     header, *body = rows(launch_table(records(*sample_trace())))
-    assert header[:5] == ["launch", "kernel", "grid", "count", "argument"]
+    assert header[:6] == ["launch", "kernel", "grid", "count", "captured", "argument"]
     assert body[0] == [
-        "0", "add_kernel", "6x1x1", "3", "x", "float32", "(2, 3)", "(3, 1)", "", "", "pending",
+        "0", "add_kernel", "6x1x1", "3", "no", "x", "float32", "(2, 3)", "(3, 1)", "", "",
+        "pending",
     ]  # fmt: skip
     assert body[4] == [
-        "3", "add_kernel", "6x1x1", "1", "x", "float32", "(2, 3)", "(3, 1)", "-1", "1",
-        "after_replay 3, overwritten: possible",
+        "3", "add_kernel", "6x1x1", "1", "graph 4 (bs=8), 3 replays", "x", "float32",
+        "(2, 3)", "(3, 1)", "-1", "1", "after_replay 3, overwritten: possible",
     ]  # fmt: skip
-    assert [row[4] for row in body[4:8]] == ["x", "out", "n = 6", "BLOCK = 1024"]
+    assert [row[5] for row in body[4:8]] == ["x", "out", "n = 6", "BLOCK = 1024"]
     assert [row[0] for row in body[4:8]] == ["3", "", "", ""]
 
 
 def test_containers_and_their_tensors_are_shown() -> None:
     """A tuple and a descriptor are named, and their tensors have lines of their own."""
     shown = rows(launch_table(records(kernel(), nested_args(), launch(0))))
-    assert [row[4] for row in shown[1:]] == [
+    assert [row[5] for row in shown[1:]] == [
         "ts = tuple", "ts[0]", "ts[1].left", "desc = descriptor", "desc.base",
     ]  # fmt: skip
 
@@ -50,7 +51,7 @@ def test_non_finite_values_are_told() -> None:
     """The extremes are over finite elements, so the others are counted beside them."""
     bad = reading(values=TensorStats(nan_count=2, posinf_count=1))
     lines = kernel(), args(1, x=tensor()), launch(0), ValuesLine((0,), {"x": bad})
-    assert rows(launch_table(records(*lines)))[1][8:10] == ["-", "- (3 not finite)"]
+    assert rows(launch_table(records(*lines)))[1][9:11] == ["-", "- (3 not finite)"]
 
 
 def test_text_of_the_program_cannot_command_the_terminal() -> None:

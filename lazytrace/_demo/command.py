@@ -82,8 +82,7 @@ def _require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
-            f"the demo needs {', '.join(missing)}: "
-            'python -m pip install "lazytrace[torch,sim,cli]"'
+            f'the demo needs {", ".join(missing)}: python -m pip install "lazytrace[torch,sim,cli]"'
         )
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -34,6 +35,7 @@ class _ThreadState(threading.local):
     hook_depth: int = 0
     guard: DispatchGuard | None = None
     guarded_captures: int = 0
+    computing: int = 0
 
 
 @attrs.define(eq=False)
@@ -103,8 +105,7 @@ class Device:
         self, kernel: Kernel, light: LightNode, grid: tuple[int, int, int], handle: int, args: Any
     ) -> None:
         """One launch: run at once, or recorded if its stream is capturing."""
-        with self._lock:
-            self.launches += 1
+        self.count_launch()
         stream = self.streams.get(handle) or self.stream(handle)
         capture = stream.capture
         if capture is None:
@@ -113,6 +114,22 @@ class Device:
             capture.add(stream, KernelNode(kernel, grid, pointers_of(args, capture.pool)))
         else:
             capture.add(stream, light)
+
+    def count_launch(self) -> None:
+        """A Triton launch was submitted."""
+        with self._lock:
+            self.launches += 1
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """In the block the calling thread does the device's own work, to which no rule applies."""
+        thread = self._thread
+        thread.computing += 1
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            thread.computing -= 1
 
     def run_kernel(self, kernel: Kernel, grid: tuple[int, int, int], args: Sequence[Any]) -> None:
         """Run a kernel to its end."""
@@ -141,7 +158,7 @@ class Device:
 
     def host_read(self, operation: str, *_: Any, **__: Any) -> None:
         """A copy to the host that the calling thread waits for."""
-        if not self.rules.open:
+        if not self.rules.open or self._thread.computing:
             return
         self.refuse_in_strict_region(operation)
         self.rules.on_stream(self.current_stream, operation)

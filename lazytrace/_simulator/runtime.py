@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ import attrs
 
 from lazytrace import _opaque
 from lazytrace._runtime import Stream
+from lazytrace._simulator.probes import SimulatedProbes
 from lazytrace._statistics import Region, reading_cost
 from lazytrace._statistics.torch_engine import TorchEngine
 from lazytrace._torch_state import reading_refused
+from lazytrace._view_bytes import blocks
 
 if TYPE_CHECKING:
+    from lazytrace._probes import LaunchProbes
     from lazytrace._simulator.simulation import Simulation
     from lazytrace._views import TensorView
     from lazytrace.records import TensorStats
@@ -79,6 +83,18 @@ class SimulatedRuntime:
         """Statistics through torch, on the CPU."""
         storages: list[Any] = [None if view.ref is None else view.ref() for view in views]
         return self.engine.read([_region(view) for view in views], storages)
+
+    def read_bytes(self, view: TensorView, limit: int) -> bytes:
+        """Bytes of the CPU storage that the caller has found to hold the view."""
+        return b"".join(
+            ctypes.string_at(block.address + row * block.pitch, block.width)
+            for block in blocks(view, limit)
+            for row in range(block.rows)
+        )
+
+    def launch_probes(self) -> LaunchProbes:
+        """Nodes of the simulated graphs."""
+        return SimulatedProbes(self.simulation, self.engine)
 
 
 def _region(view: TensorView) -> Region:

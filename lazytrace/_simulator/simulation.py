@@ -33,6 +33,7 @@ class Simulation:
 
     driver: SimulatedDriver
     _exit: ExitStack
+    probe_slots: int = 1 << 16  # of values="at_launch"
 
     @property
     def device(self) -> Device:

@@ -13,10 +13,15 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
-from lazytrace._statistics import kernels
-from lazytrace._statistics.plan import ROWS, SUB, VECTOR_BYTES
+from lazytrace._statistics import kernels, packed_kernels
+from lazytrace._statistics.plan import SUB, VECTOR_BYTES
 
 _WARPS = 4
+_PACKED_CAPABILITY = 90  # the first with two-element minimum of 16-bit integers
+_PACKED_ROWS = 128
+_BULK_ROWS = 256  # vectors that are read at once; it divides the plan's tile
+_PACKED_FLOATS: Final = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 4, "float8_e5m2": 4}
+_BYTES: Final = ("int8", "uint8", "bool")
 _FLOAT8_CAPABILITY = 89  # the first whose float8_e4m3fn Triton converts
 _SIGN_BIT = -(1 << 63)
 # Fused multiply-add, named because Triton 3.9 warns of a changing default otherwise.
@@ -92,17 +97,30 @@ def stages_of(dtype: str, capability: int) -> Stages:
         return Stages(None, Stage(kernels.lazytrace_complex_statistics, constants), False)
     vector = VECTOR_BYTES * 8 // form.loaded.primitive_bitwidth
     if form.flip is not None:
-        constants = {"FLIP": form.flip, "ROWS": ROWS, "VECTOR": vector}
+        constants = {"FLIP": form.flip, "ROWS": _BULK_ROWS, "VECTOR": vector}
         kernel = kernels.lazytrace_integer64_statistics
         bulk = Stage(kernel, {**constants, "MASKED": False})
         return Stages(bulk, Stage(kernel, {**constants, "MASKED": True}), False)
     constants = {"IN": form.loaded, "FORMAT": form.format, "INTEGRAL": form.integral}
     bulk = Stage(
         kernels.lazytrace_bulk_statistics,
-        {**constants, "COMPUTE": form.compute, "ROWS": ROWS, "VECTOR": vector},
+        {**constants, "COMPUTE": form.compute, "ROWS": _BULK_ROWS, "VECTOR": vector},
     )
     exact = Stage(kernels.lazytrace_exact_statistics, {**constants, "SCALED": scaled, "SUB": SUB})
+    if capability >= _PACKED_CAPABILITY:
+        bulk = _packed(dtype) or bulk
     return Stages(bulk, exact, True)
+
+
+def _packed(dtype: str) -> Stage | None:
+    per_word = _PACKED_FLOATS.get(dtype)
+    if per_word:
+        constants = {"FORMAT": dtype, "PER_WORD": per_word, "ROWS": _PACKED_ROWS}
+        return Stage(packed_kernels.lazytrace_packed_statistics, constants)
+    if dtype in _BYTES:
+        constants = {"SIGNED": dtype == "int8", "BOOL": dtype == "bool", "ROWS": _PACKED_ROWS}
+        return Stage(packed_kernels.lazytrace_bytes_statistics, constants)
+    return None
 
 
 def compile_for(stage: Stage, target: Any, warps: int = _WARPS) -> Any:
@@ -115,8 +133,9 @@ def compile_for(stage: Stage, target: Any, warps: int = _WARPS) -> Any:
 
 @attrs.define
 class LoadedKernel:
-    """A compiled kernel on one device."""
+    """A compiled kernel on one device. It holds what, from Triton 3.8 on, unloads when it dies."""
 
+    _compiled: Any
     _run: Any
     _function: Any
     _metadata: Any
@@ -128,7 +147,7 @@ class LoadedKernel:
         compiled = compile_for(stage, target, warps)
         run = compiled.run  # the property that loads the module
         constants = tuple(stage.constants.get(name) for name in stage.kernel.arg_names)
-        return cls(run, compiled.function, compiled.packed_metadata, constants)
+        return cls(compiled, run, compiled.function, compiled.packed_metadata, constants)
 
     def launch(self, grid: tuple[int, int], stream: int, *numbers: int) -> None:
         """Enqueues the kernel; ``numbers`` are its leading parameters."""

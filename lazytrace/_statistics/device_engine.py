@@ -28,7 +28,7 @@ from lazytrace.records import TensorStats
 
 _TABLE_WORDS = 1 << 17
 _RECORD_WORDS = 1 << 18
-_MAX_PROGRAMS = 2112  # of one job: 16 for each of the 132 multiprocessors of a large device
+_MAX_PROGRAMS = 1056  # of one job: 8 for each of the 132 multiprocessors of a large device
 
 
 class Driver(Protocol):

@@ -235,6 +235,13 @@ def lazytrace_bulk_statistics(
 ):
     """Whole tiles of contiguous memory; a count of -1 in the record asks for the exact kernel."""
     SMALLEST: tl.constexpr = 2.0**-400 if tl.float64 == COMPUTE else 2.0**-40
+    # float64 has no minimum instruction, so wide integers are compared as they are.
+    WIDE: tl.constexpr = INTEGRAL and tl.float64 == COMPUTE
+    ORDERED: tl.constexpr = IN if WIDE else COMPUTE
+    TOP: tl.constexpr = (1 << 31) - 1 if tl.int32 == IN else (1 << 32) - 1
+    BOTTOM: tl.constexpr = -(1 << 31) if tl.int32 == IN else 0
+    MOST: tl.constexpr = TOP if WIDE else float("inf")
+    LEAST: tl.constexpr = BOTTOM if WIDE else float("-inf")
     TILE: tl.constexpr = ROWS * VECTOR
     job, position, stop, record = _range(table, programs, records)
     memory = tl.load(job).to(tl.pointer_type(IN))
@@ -242,8 +249,8 @@ def lazytrace_bulk_statistics(
     zero = n
     total = n
     no_scale = tl.zeros((), tl.int32)
-    low = tl.full((), float("inf"), COMPUTE)
-    high = tl.full((), float("-inf"), COMPUTE)
+    low = tl.full((), MOST, ORDERED)
+    high = tl.full((), LEAST, ORDERED)
     m2 = _float64(0.0)
     x = _decode(tl.load(_vectors(memory, position, ROWS, VECTOR)), FORMAT, COMPUTE)
     mean = tl.sum(tl.sum(x, 1).to(tl.float64), 0) / TILE
@@ -251,26 +258,30 @@ def lazytrace_bulk_statistics(
         tiles = tl.minimum((stop - position) // TILE, tl.maximum(n // TILE, 1))
         center = tl.floor(mean) if INTEGRAL else mean
         center = center.to(COMPUTE)
-        lows = tl.full((ROWS,), float("inf"), COMPUTE)
-        highs = tl.full((ROWS,), float("-inf"), COMPUTE)
+        lows = tl.full((ROWS,), MOST, ORDERED)
+        highs = tl.full((ROWS,), LEAST, ORDERED)
         sums = tl.zeros((ROWS,), tl.float64)
         squares = tl.zeros((ROWS,), tl.float64)
         zeros = tl.zeros((ROWS,), tl.int32)
         for tile in range(tiles):
             pointers = _vectors(memory, position + tile * TILE, ROWS, VECTOR)
-            x = _decode(tl.load(pointers), FORMAT, COMPUTE)
+            raw = tl.load(pointers)
+            x = _decode(raw, FORMAT, COMPUTE)
             distance = x - center
-            lows = tl.minimum(lows, tl.min(x, 1))
-            highs = tl.maximum(highs, tl.max(x, 1))
+            ordered = raw if WIDE else x
+            lows = tl.minimum(lows, tl.min(ordered, 1))
+            highs = tl.maximum(highs, tl.max(ordered, 1))
             sums += tl.sum(distance, 1).to(tl.float64)
             squares += tl.sum(distance * distance, 1).to(tl.float64)
-            zeros += tl.sum((x == 0).to(tl.int32), 1)
+            zeros += tl.sum((ordered == 0).to(tl.int32), 1)
         part_low = tl.min(lows, 0)
         part_high = tl.max(highs, 0)
         square = tl.sum(squares, 0)
-        reach = tl.maximum(tl.abs(part_low - center), tl.abs(part_high - center))
-        is_out_of_range = (square - square != 0) | ((reach < SMALLEST) & (reach > 0))
+        is_out_of_range = square - square != 0
         part_n = tiles * TILE
+        if not INTEGRAL:
+            reach = tl.maximum(tl.abs(part_low - center), tl.abs(part_high - center))
+            is_out_of_range |= (reach < SMALLEST) & (reach > 0)
         if INTEGRAL:
             whole = tl.sum(sums.to(tl.int64), 0)
             total += whole + part_n * center.to(tl.int64)

@@ -11,31 +11,49 @@ from lazytrace._statistics.compiled import LoadedKernel, Stage
 from lazytrace._statistics.launch_kernels import lazytrace_launch_statistics
 from lazytrace._statistics.launch_plan import MOST_PROGRAMS, LaunchPlan
 
-SUB = 512
+SUB = 1024
+_WARPS = 8
+_INLINE_ROWS = 4
 
-LAUNCH_STAGE = Stage(lazytrace_launch_statistics, {"SUB": SUB, "MOST": MOST_PROGRAMS})
+
+def launch_stage(is_inline: bool) -> Stage:
+    """The node's kernel, with its rows as parameters or in memory."""
+    constants = {"INLINE": is_inline, "SUB": SUB, "MOST": MOST_PROGRAMS}
+    return Stage(lazytrace_launch_statistics, constants)
+
+
+def parameters(plan: LaunchPlan, address: int) -> tuple[int, ...]:
+    """The kernel's numbers for a node whose block of memory is at ``address``."""
+    inline = [*plan.inline, *[(0, 0, 0)] * (_INLINE_ROWS - len(plan.inline))]
+    codes = sum(code << 8 * place for place, (_, _, code) in enumerate(inline))
+    numbers = (number for row in inline for number in row[:2])
+    return (
+        address + plan.rows_offset,
+        address + plan.slots_offset,
+        address + plan.partials_offset,
+        address,
+        plan.programs,
+        codes,
+        *numbers,
+    )
 
 
 @attrs.define
 class LaunchEngine:
-    """One device's kernel for all nodes. It makes no other device call: the caller owns memory."""
+    """One device's kernels for all nodes. It makes no other device call: the caller owns memory."""
 
-    _kernel: Any = None
+    _kernels: dict[bool, Any] = attrs.field(factory=dict)
 
     def prepare(self) -> None:
-        """Compiles and loads the kernel onto the current device; to be called outside captures."""
-        if self._kernel is None:
-            target = triton.runtime.driver.active.get_current_target()
-            self._kernel = LoadedKernel.load(LAUNCH_STAGE, target)
+        """Compiles and loads the kernels onto the current device; to be called outside captures."""
+        for is_inline in (True, False):
+            if is_inline not in self._kernels:
+                target = triton.runtime.driver.active.get_current_target()
+                self._kernels[is_inline] = LoadedKernel.load(
+                    launch_stage(is_inline), target, _WARPS
+                )
 
     def launch(self, plan: LaunchPlan, address: int, stream: int) -> None:
         """Enqueues the node whose block of memory is at ``address``, its image already there."""
-        self._kernel.launch(
-            (plan.programs, plan.rows),
-            stream,
-            address + plan.rows_offset,
-            address + plan.slots_offset,
-            address + plan.partials_offset,
-            address,
-            plan.programs,
-        )
+        kernel = self._kernels[bool(plan.inline)]
+        kernel.launch((plan.programs, plan.rows), stream, *parameters(plan, address))

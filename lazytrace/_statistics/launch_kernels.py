@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 """The kernel that reads all tensors of one launch in one node, and finishes by itself.
 
-A node is rows in device memory, one a tensor, of 64-bit words: ``address, numel, code, rank,
-signs, 0``, then (innermost dimension first) ``size, stride, weight`` for each of
-at most 5. Rank 0 is row-major contiguous memory. The grid is (programs a tensor, tensors).
+A node has rows, one a tensor, of 64-bit words in device memory: ``address, numel, code, rank,
+signs, 0``, then (innermost dimension first) ``size, stride, weight`` for each of at most 6. Rank
+0 is row-major contiguous memory; up to four rows of that kind come as parameters instead, which
+saves the wait for them. The grid is (programs a tensor, tensors).
 
 Each program writes a partial record; the last of a tensor's programs to finish merges them into
 the tensor's slot and counts the replay. Sums are of distances from the tensor's first element,
@@ -29,57 +30,92 @@ _SIGN = tl.constexpr(-(1 << 63))
 
 @triton.jit
 def _load(address, offset, inside, KIND: tl.constexpr):
-    return tl.load(address.to(tl.pointer_type(KIND)) + offset, mask=inside, other=0)
+    """Elements, and the tensor's first element: one wait for both."""
+    pointer = address.to(tl.pointer_type(KIND))
+    return tl.load(pointer + offset, mask=inside, other=0), tl.load(pointer)
 
 
 @triton.jit
 def _load_float(address, code, offset, inside):
-    """Elements of a floating-point code as float64."""
+    """Elements of a floating-point code, and the tensor's first one, as float64."""
     if code == 0:
-        x = _load(address, offset, inside, tl.float32).to(tl.float64)
+        x, center = _load(address, offset, inside, tl.float32)
+        x = x.to(tl.float64)
+        center = center.to(tl.float64)
     elif code == 1:
-        x = _load(address, offset, inside, tl.bfloat16).to(tl.float64)
+        x, center = _load(address, offset, inside, tl.bfloat16)
+        x = x.to(tl.float64)
+        center = center.to(tl.float64)
     elif code == 2:
-        x = _load(address, offset, inside, tl.float16).to(tl.float64)
+        x, center = _load(address, offset, inside, tl.float16)
+        x = x.to(tl.float64)
+        center = center.to(tl.float64)
     elif code == 3:
-        x = _load(address, offset, inside, tl.float64)
+        x, center = _load(address, offset, inside, tl.float64)
     else:
-        raw = _load(address, offset, inside, tl.uint8)
-        if code == 4:
-            x = _decode(raw, "float8_e4m3fn", tl.float64)
-        elif code == 5:
-            x = _decode(raw, "float8_e5m2", tl.float64)
-        elif code == 6:
-            x = _decode(raw, "float8_e4m3fnuz", tl.float64)
-        elif code == 7:
-            x = _decode(raw, "float8_e5m2fnuz", tl.float64)
-        else:
-            x = _decode(raw, "float8_e8m0fnu", tl.float64)
-    return x
+        x, center = _load_float8(address, code, offset, inside)
+    return x, center
+
+
+@triton.jit
+def _load_float8(address, code, offset, inside):
+    raw, first = _load(address, offset, inside, tl.uint8)
+    if code == 4:
+        x = _decode(raw, "float8_e4m3fn", tl.float64)
+        center = _decode(first, "float8_e4m3fn", tl.float64)
+    elif code == 5:
+        x = _decode(raw, "float8_e5m2", tl.float64)
+        center = _decode(first, "float8_e5m2", tl.float64)
+    elif code == 6:
+        x = _decode(raw, "float8_e4m3fnuz", tl.float64)
+        center = _decode(first, "float8_e4m3fnuz", tl.float64)
+    elif code == 7:
+        x = _decode(raw, "float8_e5m2fnuz", tl.float64)
+        center = _decode(first, "float8_e5m2fnuz", tl.float64)
+    else:
+        x = _decode(raw, "float8_e8m0fnu", tl.float64)
+        center = _decode(first, "float8_e8m0fnu", tl.float64)
+    return x, center
 
 
 @triton.jit
 def _load_integer(address, code, offset, inside):
-    """Elements of an integer code as int64; uint64 with its sign bit flipped."""
+    """Elements of an integer code, and the first one, as int64; uint64 with its sign flipped."""
     if code == 16:
-        x = _load(address, offset, inside, tl.int8).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.int8)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 17:
-        x = _load(address, offset, inside, tl.uint8).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.uint8)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 18:
-        x = _load(address, offset, inside, tl.int16).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.int16)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 19:
-        x = _load(address, offset, inside, tl.uint16).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.uint16)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 20:
-        x = _load(address, offset, inside, tl.int32).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.int32)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 21:
-        x = _load(address, offset, inside, tl.uint32).to(tl.int64)
+        x, center = _load(address, offset, inside, tl.uint32)
+        x = x.to(tl.int64)
+        center = center.to(tl.int64)
     elif code == 22:
-        x = _load(address, offset, inside, tl.int64)
+        x, center = _load(address, offset, inside, tl.int64)
     elif code == 23:
-        x = _load(address, offset, inside, tl.int64) ^ _SIGN
+        x, center = _load(address, offset, inside, tl.int64)
+        x ^= _SIGN
+        center ^= _SIGN
     else:
-        x = (_load(address, offset, inside, tl.uint8) != 0).to(tl.int64)
-    return x
+        x, center = _load(address, offset, inside, tl.uint8)
+        x = (x != 0).to(tl.int64)
+        center = (center != 0).to(tl.int64)
+    return x, center
 
 
 @triton.jit
@@ -95,8 +131,8 @@ def _flags(x):
 def _complex_flags(address, code, offset, inside, signs):
     """The flags of whole complex elements: zero where both parts are, the rest where either is."""
     part = code - _FIRST_COMPLEX
-    real = _load_float(address, part, 2 * offset, inside)
-    imag = _load_float(address, part, 2 * offset + 1, inside)
+    real, _ = _load_float(address, part, 2 * offset, inside)
+    imag, _ = _load_float(address, part, 2 * offset + 1, inside)
     left = _flags(tl.where((signs & 1) != 0, -real, real))
     right = _flags(tl.where((signs & 2) != 0, -imag, imag))
     return ((left | right) & 7) | (left & right & 8)
@@ -123,89 +159,136 @@ def _place(row, rank, number):
 
 
 @triton.jit
-def _store_partial(partial, zero, nan, posinf, neginf, first, low, high, sum_, square, up, down):
-    tl.store(partial, zero)
-    tl.store(partial + 1, nan)
-    tl.store(partial + 2, posinf)
-    tl.store(partial + 3, neginf)
-    tl.store(partial + 4, first)
-    tl.store(partial + 5, low)
-    tl.store(partial + 6, high)
-    tl.store(partial + 7, sum_.to(tl.int64, bitcast=True))
-    tl.store(partial + 8, square.to(tl.int64, bitcast=True))
-    tl.store(partial + 9, up)
-    tl.store(partial + 10, down)
+def _join_floats(low, high, sum_, square, zero, bad, low2, high2, sum2, square2, zero2, bad2):
+    return (
+        tl.minimum(low, low2),
+        tl.maximum(high, high2),
+        sum_ + sum2,
+        square + square2,
+        zero + zero2,
+        bad + bad2,
+    )
 
 
 @triton.jit
-def _float_partial(row, partial, begin, stop, SUB: tl.constexpr):
-    address = tl.load(row)
-    code = tl.load(row + 2)
-    rank = tl.load(row + 3).to(tl.int32)
-    signs = tl.load(row + 4)
-    is_complex = code >= _FIRST_COMPLEX
+def _join_integers(
+    low, high, sum_, square, zero, up, down, low2, high2, sum2, square2, zero2, up2, down2
+):
+    return (
+        tl.minimum(low, low2),
+        tl.maximum(high, high2),
+        sum_ + sum2,
+        square + square2,
+        zero + zero2,
+        up + up2,
+        down + down2,
+    )
+
+
+@triton.jit
+def _bits(value):
+    return value.to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def _store_partial(partial, zero, bad, low, high, sum_, square, up, down):
+    tl.store(partial, zero.to(tl.int64))
+    tl.store(partial + 1, bad.to(tl.int64))
+    tl.store(partial + 2, low)
+    tl.store(partial + 3, high)
+    tl.store(partial + 4, sum_)
+    tl.store(partial + 5, square)
+    tl.store(partial + 6, up)
+    tl.store(partial + 7, down)
+
+
+@triton.jit
+def _elements(address, code, signs, row, rank, number, stop):
+    """Elements by number as float64 (of complex ones, nothing), the first one, and their flags."""
+    inside = number < stop
+    offset, index = _place(row, rank, number)
+    if code >= _FIRST_COMPLEX:
+        flags = _complex_flags(address, code, offset, inside, signs)
+        x = flags.to(tl.float64) * 0.0
+        center = tl.zeros((), tl.float64)
+        flags = tl.where(inside, flags, 0)
+        bad = (flags & 7) != 0
+        zero = (flags & 8) != 0
+    else:
+        x, center = _load_float(address, code, offset, inside)
+        center = tl.where(center - center == 0, center, 0.0)
+        bad = inside & (x - x != 0)
+        zero = inside & (x == 0)
+    return x, center, bad, zero, inside, index
+
+
+@triton.jit
+def _float_partial(address, code, rank, signs, row, partial, begin, stop, SUB: tl.constexpr):
     lane = tl.arange(0, SUB).to(tl.int64)
-    start = tl.zeros((1,), tl.int64)
-    is_number = start + code < _FIRST_COMPLEX
-    center = _load_float(address, tl.where(is_complex, 0, code), start, is_number)
-    center = tl.sum(tl.where(center - center == 0, center, 0.0), 0)
     lows = tl.full((SUB,), float("inf"), tl.float64)
     highs = tl.full((SUB,), float("-inf"), tl.float64)
     sums = tl.zeros((SUB,), tl.float64)
     squares = tl.zeros((SUB,), tl.float64)
     zeros = tl.zeros((SUB,), tl.int32)
-    nans = tl.zeros((SUB,), tl.int32)
-    posinfs = tl.zeros((SUB,), tl.int32)
-    neginfs = tl.zeros((SUB,), tl.int32)
-    firsts = tl.full((SUB,), _NO_INDEX, tl.int64)
+    bads = tl.zeros((SUB,), tl.int32)
+    origin = tl.zeros((), tl.float64)
     for start in range(begin, stop, SUB):
-        number = start + lane
-        inside = number < stop
-        offset, index = _place(row, rank, number)
-        if is_complex:
-            flags = _complex_flags(address, code, offset, inside, signs)
-            x = tl.zeros((SUB,), tl.float64)
-        else:
-            x = _load_float(address, code, offset, inside)
-            flags = _flags(x)
-        flags = tl.where(inside, flags, 0)
-        ok = inside & ((flags & 7) == 0)
+        x, center, bad, zero, inside, _ = _elements(
+            address, code, signs, row, rank, start + lane, stop
+        )
+        origin = center
+        ok = inside & (bad == 0)
         lows = tl.minimum(lows, tl.where(ok, x, float("inf")))
         highs = tl.maximum(highs, tl.where(ok, x, float("-inf")))
         distance = tl.where(ok, x - center, 0.0)
         sums += distance
         squares += distance * distance
-        zeros += flags >> 3
-        nans += flags & 1
-        posinfs += (flags >> 1) & 1
-        neginfs += (flags >> 2) & 1
-        firsts = tl.minimum(firsts, tl.where((flags & 7) != 0, index, _NO_INDEX))
+        zeros += zero.to(tl.int32)
+        bads += bad.to(tl.int32)
+    low, high, sum_, square, zero, bad = tl.reduce(
+        (lows, highs, sums, squares, zeros, bads), 0, _join_floats
+    )
     nothing = tl.zeros((), tl.int64)
     _store_partial(
-        partial,
-        tl.sum(zeros, 0).to(tl.int64),
-        tl.sum(nans, 0).to(tl.int64),
-        tl.sum(posinfs, 0).to(tl.int64),
-        tl.sum(neginfs, 0).to(tl.int64),
-        tl.min(firsts, 0),
-        tl.min(lows, 0).to(tl.int64, bitcast=True),
-        tl.max(highs, 0).to(tl.int64, bitcast=True),
-        tl.sum(sums, 0),
-        tl.sum(squares, 0),
-        center.to(tl.int64, bitcast=True),
-        nothing,
-    )
+        partial, zero, bad, _bits(low), _bits(high), _bits(sum_), _bits(square),
+        _bits(origin), nothing,
+    )  # fmt: skip
+    if bad > 0:
+        _classify(address, code, rank, signs, row, partial, begin, stop, SUB)
 
 
 @triton.jit
-def _integer_partial(row, partial, begin, stop, SUB: tl.constexpr):
-    address = tl.load(row)
-    code = tl.load(row + 2)
-    rank = tl.load(row + 3).to(tl.int32)
+def _classify(address, code, rank, signs, row, partial, begin, stop, SUB: tl.constexpr):
+    """What is not finite, by kind, and the first of it: a second look that is seldom needed."""
     lane = tl.arange(0, SUB).to(tl.int64)
-    start = tl.zeros((1,), tl.int64)
-    center = tl.sum(_load_integer(address, code, start, start == 0), 0)
-    zero = tl.where(code == 23, _SIGN, 0).to(tl.int64)
+    nan = tl.zeros((), tl.int64)
+    posinf = nan
+    neginf = nan
+    first = nan + _NO_INDEX
+    for start in range(begin, stop, SUB):
+        number = start + lane
+        inside = number < stop
+        offset, index = _place(row, rank, number)
+        if code >= _FIRST_COMPLEX:
+            flags = _complex_flags(address, code, offset, inside, signs)
+        else:
+            x, _ = _load_float(address, code, offset, inside)
+            flags = _flags(x)
+        flags = tl.where(inside, flags, 0)
+        nan += tl.sum(flags & 1, 0).to(tl.int64)
+        posinf += tl.sum((flags >> 1) & 1, 0).to(tl.int64)
+        neginf += tl.sum((flags >> 2) & 1, 0).to(tl.int64)
+        first = tl.minimum(first, tl.min(tl.where((flags & 7) != 0, index, _NO_INDEX), 0))
+    tl.store(partial + 8, nan)
+    tl.store(partial + 9, posinf)
+    tl.store(partial + 10, neginf)
+    tl.store(partial + 11, first)
+
+
+@triton.jit
+def _integer_partial(address, code, rank, row, partial, begin, stop, SUB: tl.constexpr):
+    lane = tl.arange(0, SUB).to(tl.int64)
+    nil = tl.where(code == 23, _SIGN, 0).to(tl.int64)
     lows = tl.full((SUB,), (1 << 63) - 1, tl.int64)
     highs = tl.full((SUB,), -(1 << 63), tl.int64)
     sums = tl.zeros((SUB,), tl.float64)
@@ -217,7 +300,8 @@ def _integer_partial(row, partial, begin, stop, SUB: tl.constexpr):
         number = start + lane
         inside = number < stop
         offset, _ = _place(row, rank, number)
-        x = tl.where(inside, _load_integer(address, code, offset, inside), center)
+        x, center = _load_integer(address, code, offset, inside)
+        x = tl.where(inside, x, center)
         lows = tl.minimum(lows, x)
         highs = tl.maximum(highs, x)
         uppers += tl.where(inside, x >> 32, 0)
@@ -225,22 +309,12 @@ def _integer_partial(row, partial, begin, stop, SUB: tl.constexpr):
         distance = _distance(x, center)
         sums += distance
         squares += distance * distance
-        zeros += (inside & (x == zero)).to(tl.int32)
-    nothing = tl.zeros((), tl.int64)
-    _store_partial(
-        partial,
-        tl.sum(zeros, 0).to(tl.int64),
-        nothing,
-        nothing,
-        nothing,
-        nothing + _NO_INDEX,
-        tl.min(lows, 0),
-        tl.max(highs, 0),
-        tl.sum(sums, 0),
-        tl.sum(squares, 0),
-        tl.sum(uppers, 0),
-        tl.sum(lowers, 0),
+        zeros += (inside & (x == nil)).to(tl.int32)
+    low, high, sum_, square, zero, up, down = tl.reduce(
+        (lows, highs, sums, squares, zeros, uppers, lowers), 0, _join_integers
     )
+    nothing = tl.zeros((), tl.int64)
+    _store_partial(partial, zero, nothing, low, high, _bits(sum_), _bits(square), up, down)
 
 
 @triton.jit
@@ -250,81 +324,123 @@ def _gather(partials, program, inside, FIELD: tl.constexpr, other):
 
 
 @triton.jit
-def _total(partials, program, inside, FIELD: tl.constexpr):
-    return tl.sum(_gather(partials, program, inside, FIELD, 0), 0)
+def _store_slot(slot, zero, low, high, sum_, square, up, down):
+    tl.store(slot + 3, zero)
+    tl.store(slot + 8, low)
+    tl.store(slot + 9, high)
+    tl.store(slot + 10, _bits(sum_))
+    tl.store(slot + 11, _bits(square))
+    tl.store(slot + 12, up)
+    tl.store(slot + 13, down)
 
 
 @triton.jit
-def _float_total(partials, program, inside, FIELD: tl.constexpr):
-    return tl.sum(_gather(partials, program, inside, FIELD, 0).to(tl.float64, bitcast=True), 0)
-
-
-@triton.jit
-def _finish(row, slot, partials, programs, MOST: tl.constexpr):
+def _finish(code, slot, partials, programs, MOST: tl.constexpr):
     """The last program's work. Slot: replay, first bad replay and its index, then statistics."""
     program = tl.arange(0, MOST)
     inside = program < programs
-    nan = _total(partials, program, inside, 1)
-    posinf = _total(partials, program, inside, 2)
-    neginf = _total(partials, program, inside, 3)
-    first = tl.min(_gather(partials, program, inside, 4, _NO_INDEX), 0)
-    lows = _gather(partials, program, inside, 5, 0)
-    highs = _gather(partials, program, inside, 6, 0)
-    code = tl.load(row + 2)
-    if (code >= _FIRST_INTEGER) & (code < _FIRST_COMPLEX):
-        low = tl.min(tl.where(inside, lows, (1 << 63) - 1), 0)
-        high = tl.max(tl.where(inside, highs, -(1 << 63)), 0)
-        up = _total(partials, program, inside, 9)
-    else:
-        low = tl.min(tl.where(inside, lows.to(tl.float64, bitcast=True), float("inf")), 0)
-        high = tl.max(tl.where(inside, highs.to(tl.float64, bitcast=True), float("-inf")), 0)
-        low = low.to(tl.int64, bitcast=True)
-        high = high.to(tl.int64, bitcast=True)
-        up = tl.max(tl.where(program == 0, _gather(partials, program, inside, 9, 0), _SIGN), 0)
     replay = tl.load(slot) + 1
-    bad = nan + posinf + neginf
-    bad_replay = tl.load(slot + 1)
-    is_news = (bad_replay == 0) & (bad > 0)
-    tl.store(slot + 1, tl.where(is_news, replay, bad_replay))
-    tl.store(slot + 2, tl.where(is_news, first, tl.load(slot + 2)))
-    tl.store(slot + 3, _total(partials, program, inside, 0))
-    tl.store(slot + 4, nan)
-    tl.store(slot + 5, posinf)
-    tl.store(slot + 6, neginf)
-    tl.store(slot + 7, first)
-    tl.store(slot + 8, low)
-    tl.store(slot + 9, high)
-    tl.store(slot + 10, _float_total(partials, program, inside, 7).to(tl.int64, bitcast=True))
-    tl.store(slot + 11, _float_total(partials, program, inside, 8).to(tl.int64, bitcast=True))
-    tl.store(slot + 12, up)
-    tl.store(slot + 13, _total(partials, program, inside, 10))
+    zeros = _gather(partials, program, inside, 0, 0)
+    lows = _gather(partials, program, inside, 2, 0)
+    highs = _gather(partials, program, inside, 3, 0)
+    sums = _gather(partials, program, inside, 4, 0).to(tl.float64, bitcast=True)
+    squares = _gather(partials, program, inside, 5, 0).to(tl.float64, bitcast=True)
+    if (code >= _FIRST_INTEGER) & (code < _FIRST_COMPLEX):
+        _finish_integers(slot, partials, program, inside, zeros, lows, highs, sums, squares)
+    else:
+        _finish_floats(slot, partials, program, inside, zeros, lows, highs, sums, squares, replay)
     tl.store(slot, replay)
 
 
 @triton.jit
+def _finish_integers(slot, partials, program, inside, zeros, lows, highs, sums, squares):
+    lows = tl.where(inside, lows, (1 << 63) - 1)
+    highs = tl.where(inside, highs, -(1 << 63))
+    ups = _gather(partials, program, inside, 6, 0)
+    downs = _gather(partials, program, inside, 7, 0)
+    low, high, sum_, square, zero, up, down = tl.reduce(
+        (lows, highs, sums, squares, zeros, ups, downs), 0, _join_integers
+    )
+    _store_slot(slot, zero, low, high, sum_, square, up, down)
+
+
+@triton.jit
+def _finish_floats(slot, partials, program, inside, zeros, lows, highs, sums, squares, replay):
+    lows = tl.where(inside, lows.to(tl.float64, bitcast=True), float("inf"))
+    highs = tl.where(inside, highs.to(tl.float64, bitcast=True), float("-inf"))
+    bads = _gather(partials, program, inside, 1, 0)
+    # The first program has elements, so the tensor's first one is known to it.
+    center = tl.load(partials + 6, cache_modifier=".cg")
+    low, high, sum_, square, zero, bad = tl.reduce(
+        (lows, highs, sums, squares, zeros, bads), 0, _join_floats
+    )
+    _store_slot(slot, zero, _bits(low), _bits(high), sum_, square, center, center)
+    _finish_bad(slot, partials, program, inside & (bads > 0), replay, bad)
+
+
+@triton.jit
+def _finish_bad(slot, partials, program, has_bad, replay, bad):
+    nan = tl.zeros((), tl.int64)
+    posinf = nan
+    neginf = nan
+    first = nan + _NO_INDEX
+    if bad > 0:
+        nan = tl.sum(_gather(partials, program, has_bad, 8, 0), 0)
+        posinf = tl.sum(_gather(partials, program, has_bad, 9, 0), 0)
+        neginf = tl.sum(_gather(partials, program, has_bad, 10, 0), 0)
+        first = tl.min(_gather(partials, program, has_bad, 11, _NO_INDEX), 0)
+        if tl.load(slot + 1) == 0:
+            tl.store(slot + 1, replay)
+            tl.store(slot + 2, first)
+    tl.store(slot + 4, nan)
+    tl.store(slot + 5, posinf)
+    tl.store(slot + 6, neginf)
+    tl.store(slot + 7, first)
+    tl.store(slot + 14, bad)
+
+
+@triton.jit
 def lazytrace_launch_statistics(
-    rows, slots, partials, counters, programs, SUB: tl.constexpr, MOST: tl.constexpr
-):
-    """All tensors of one launch; a counter is 0 between launches. ``programs``: at most MOST."""
+    rows, slots, partials, counters, programs, codes,
+    address0, numel0, address1, numel1, address2, numel2, address3, numel3,
+    INLINE: tl.constexpr, SUB: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """All tensors of one launch; a counter is 0 between launches. ``programs``: at most MOST.
+
+    INLINE: no rows; ``codes`` has a byte a tensor.
+    """
     program = tl.program_id(0)
     tensor = tl.program_id(1)
-    words = rows.to(tl.int64).to(tl.pointer_type(tl.int64))
-    row = words + tensor * ROW_WORDS
+    row = rows.to(tl.int64).to(tl.pointer_type(tl.int64)) + tensor * ROW_WORDS
+    if INLINE:
+        address = tl.where(tensor == 0, address0, address1).to(tl.int64)
+        address = tl.where(tensor == 2, address2, address).to(tl.int64)
+        address = tl.where(tensor == 3, address3, address).to(tl.int64)
+        numel = tl.where(tensor == 0, numel0, numel1).to(tl.int64)
+        numel = tl.where(tensor == 2, numel2, numel).to(tl.int64)
+        numel = tl.where(tensor == 3, numel3, numel).to(tl.int64)
+        code = (codes.to(tl.int64) >> (8 * tensor)) & 0xFF
+        rank: tl.constexpr = 0
+        signs = code * 0
+    else:
+        address = tl.load(row)
+        numel = tl.load(row + 1)
+        code = tl.load(row + 2)
+        rank = tl.load(row + 3).to(tl.int32)
+        signs = tl.load(row + 4)
     mine = partials.to(tl.int64).to(tl.pointer_type(tl.int64)) + tensor * programs * PARTIAL_WORDS
-    numel = tl.load(row + 1)
-    code = tl.load(row + 2)
     blocks = tl.cdiv(tl.cdiv(numel, SUB), programs)
     begin = program.to(tl.int64) * blocks * SUB
     stop = tl.minimum(begin + blocks * SUB, numel)
     partial = mine + program * PARTIAL_WORDS
     if (code >= _FIRST_INTEGER) & (code < _FIRST_COMPLEX):
-        _integer_partial(row, partial, begin, stop, SUB)
+        _integer_partial(address, code, rank, row, partial, begin, stop, SUB)
     else:
-        _float_partial(row, partial, begin, stop, SUB)
+        _float_partial(address, code, rank, signs, row, partial, begin, stop, SUB)
     # All of the program's stores come before its count, and the last program's loads after it.
     tl.debug_barrier()
     counter = counters.to(tl.int64).to(tl.pointer_type(tl.int32)) + tensor
     if tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1:
         slot = slots.to(tl.int64).to(tl.pointer_type(tl.int64)) + tensor * SLOT_WORDS
-        _finish(row, slot, mine, programs, MOST)
+        _finish(code, slot, mine, programs, MOST)
         tl.store(counter, 0)

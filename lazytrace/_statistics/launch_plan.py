@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from math import isfinite
 from struct import Struct
 from typing import Final
 
@@ -28,9 +29,11 @@ ROW_WORDS = 24
 PARTIAL_WORDS = 12
 SLOT_WORDS = 16
 MOST_PROGRAMS = 128
-_MAX_RANK = 5
+_MAX_RANK = 6
 _BYTES_PER_PROGRAM = 4096
+_MOST_INLINE = 4
 _NO_INDEX = (1 << 63) - 1
+_LEAST_SQUARES = 2.0**-960
 # replay, first bad replay, its index; zero nan +inf -inf first; low high sum square center
 _FLOAT_SLOT: Final = Struct("<8q5d")
 _INTEGER_SLOT: Final = Struct("<4q32x2q2d2q")  # ...; low high sum square upper lower
@@ -58,7 +61,9 @@ class SlotReading:
 
     ``replay`` counts the node's runs, from 1; 0: it has not run, and ``stats`` mean nothing.
     ``first_bad_replay`` is the first run that saw an element that is not finite, and
-    ``first_bad_index`` the first such element's row-major index then.
+    ``first_bad_index`` the first such element's row-major index then. A node sums squares in
+    float64 as they are: where float64 elements lie further apart than about 1e150, or closer than
+    1e-145, ``stats`` have no ``std``, and no ``mean`` where their sum overflows.
     """
 
     replay: int
@@ -72,6 +77,7 @@ class _Entry:
     region: Region
     kind: ElementType
     layout: Layout
+    dims: tuple[Dimension, ...]
     first_row: int
 
 
@@ -81,7 +87,8 @@ class LaunchPlan:
 
     The block holds counters, slots, rows, and partial records, which ``image`` leaves out. The
     slots are ``slot_bytes`` at ``slots_offset``. ``entries`` has one member a region: where its
-    slots are, its statistics where nothing needs to run, or why it cannot be read.
+    slots are, its statistics where nothing needs to run, or why it cannot be read. ``inline``
+    has each row's address, numel and code where the rows need no memory.
     """
 
     image: bytes
@@ -92,6 +99,7 @@ class LaunchPlan:
     slot_bytes: int
     rows_offset: int
     partials_offset: int
+    inline: tuple[tuple[int, int, int], ...]
     entries: tuple[_Entry | TensorStats | Exception, ...]
 
 
@@ -125,8 +133,17 @@ def plan_launch(regions: Sequence[Region]) -> LaunchPlan:
         slot_bytes=slot_bytes,
         rows_offset=rows_offset,
         partials_offset=partials_offset,
+        inline=_inline(table, rows),
         entries=tuple(entries),
     )
+
+
+def _inline(table: array[int], rows: int) -> tuple[tuple[int, int, int], ...]:
+    places = range(0, rows * ROW_WORDS, ROW_WORDS)
+    is_plain = all(table[place + 3] == 0 and table[place + 2] < _COMPLEX_CODE for place in places)
+    if rows > _MOST_INLINE or not is_plain:
+        return ()
+    return tuple((table[place], table[place + 1], table[place + 2]) for place in places)
 
 
 def _entry(region: Region, first_row: int) -> _Entry | TensorStats:
@@ -134,14 +151,14 @@ def _entry(region: Region, first_row: int) -> _Entry | TensorStats:
     layout = layout_of(region)
     if layout.numel == 0:
         return TensorStats()
-    return _Entry(region, kind, layout, first_row)
-
-
-def _rows(entry: _Entry) -> list[int]:
-    region, kind, layout = entry.region, entry.kind, entry.layout
     dims = memory_order(layout)
     if len(dims) > _MAX_RANK:
         raise UnsupportedLayout(f"a view of {len(dims)} dimensions that cannot be joined")
+    return _Entry(region, kind, layout, dims, first_row)
+
+
+def _rows(entry: _Entry) -> list[int]:
+    region, kind, layout, dims = entry.region, entry.kind, entry.layout, entry.dims
     if kind.part is None:
         return _row(region.data_ptr, layout.numel, CODES[region.dtype], dims, 0)
     code = CODES[kind.part]
@@ -183,8 +200,17 @@ def _reading(entry: _Entry | TensorStats | Exception, slots: bytes) -> SlotReadi
         replay, integers = _integers(entry, slots, place)
         return SlotReading(replay, integers.stats(repeats), None, None)
     replay, bad_replay, bad_index, total = _floats(entry.layout.numel, slots, place)
-    stats = total.stats(repeats, negated=region.neg)
+    stats = _within_range(total, total.stats(repeats, negated=region.neg))
     return SlotReading(replay, stats, *_first_bad(bad_replay, bad_index))
+
+
+def _within_range(total: FloatSum, stats: TensorStats) -> TensorStats:
+    """Without the moments whose sums left float64's range; only float64 elements can do that."""
+    if not isfinite(total.mean):
+        return attrs.evolve(stats, mean=None, std=None)
+    if not isfinite(total.m2) or (total.m2 < _LEAST_SQUARES and total.min < total.max):
+        return attrs.evolve(stats, std=None)
+    return stats
 
 
 def _first_bad(replay: int, index: int) -> tuple[int | None, int | None]:
@@ -199,7 +225,8 @@ def _floats(numel: int, slots: bytes, place: int) -> tuple[int, int, int, FloatS
     total.counts.add(nan, posinf, neginf, None if first == _NO_INDEX else first)
     n = numel - nan - posinf - neginf
     if n:
-        total.add(n, low, high, center + sum_ / n, max(square - sum_ * (sum_ / n), 0.0))
+        m2 = square - sum_ * (sum_ / n)
+        total.add(n, low, high, center + sum_ / n, 0.0 if m2 < 0 else m2)
     return replay, bad_replay, bad_index, total
 
 
@@ -225,7 +252,7 @@ def _complex_reading(entry: _Entry, slots: bytes, place: int) -> SlotReading:
     parts = ComplexSum(whole.counts, real, imag).stats(repeats)
     stats = attrs.evolve(
         parts,
-        real=real.stats(repeats, negated=region.neg),
-        imag=imag.stats(repeats, negated=region.neg != region.conj),
+        real=_within_range(real, real.stats(repeats, negated=region.neg)),
+        imag=_within_range(imag, imag.stats(repeats, negated=region.neg != region.conj)),
     )
     return SlotReading(replay, stats, *_first_bad(bad_replay, bad_index))

@@ -18,7 +18,7 @@ PROGRAM_WORDS = 5
 RECORD_WORDS = 12
 WORD_BYTES = 8
 VECTOR_BYTES = 16
-ROWS = 512  # vectors of a bulk tile: 8 KiB
+TILE_VECTORS = 512  # of a bulk tile: 8 KiB
 SUB = 1024  # elements of an exact tile
 
 _MAX_RANK = 8
@@ -134,7 +134,7 @@ def ranges_of(job: Job, kind: ElementType, max_programs: int) -> tuple[list[Rang
     stop = job.head + job.numel
     vector = VECTOR_BYTES // kind.size_bytes
     if job.contiguous and kind.family is not Family.COMPLEX:
-        tile = ROWS * vector
+        tile = TILE_VECTORS * vector
         start = -(-job.head // vector) * vector
         tiles = (stop - start) // tile
         if tiles >= _BULK_LEAST_TILES:

@@ -1,0 +1,1 @@
+"""What tracing costs: one script per question, run by ``python -m bench``."""
