@@ -134,6 +134,7 @@ class Assembly:
             self.graphs,
             self.phase,
             self._write_point,
+            self.file is not None,
             prober=self.prober,
         )
         self.flusher = self._flusher()
@@ -171,9 +172,7 @@ class Assembly:
         """Patches Triton and torch; undone again if that fails half-way."""
         with ExitStack() as undo:
             undo.callback(self.patches.undo)
-            _hooks.install(
-                self.patches, self.recorder, self.phase, self.containment, self.prober
-            )
+            _hooks.install(self.patches, self.recorder, self.phase, self.containment, self.prober)
             self.graphs.install(self.patches)
             SyncWatch(
                 self.runtime,

@@ -41,7 +41,7 @@ class ByteReader:
     _buffer: int | None = None
 
     def read(self, view: TensorView, limit: int, stream: int) -> bytes:
-        """The first bytes of the view's elements; waits for ``stream`` once for each full buffer."""
+        """The first bytes of the view's elements; waits for ``stream`` once a buffer."""
         if self._buffer is None:
             self._buffer = self.driver.host_alloc(self.buffer_bytes)
         pieces = list(_pieces(view, limit, self.buffer_bytes))

@@ -191,7 +191,13 @@ class CudaRuntime:
 
     def launch_probes(self) -> CudaProbes:
         """Statistics kernels beside the program's own, with slots outside its allocator."""
-        return CudaProbes(self.driver, self._on, self._own_stream, _region)
+        return CudaProbes(
+            self.driver, self._initialized_device, self._on, self._own_stream, _region
+        )
+
+    def _initialized_device(self) -> int | None:
+        is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return self.current_device() if is_initialized else None
 
     def _own_stream(self, index: int) -> int:
         return self._device(index).stream

@@ -12,7 +12,7 @@ import attrs
 from lazytrace._completion import Completion, Progress
 from lazytrace._journal import Journal
 from lazytrace._leftovers import left_non_finite
-from lazytrace._overwrites import eager_group, readings_by_run, unread
+from lazytrace._overwrites import Sighting, eager_group, readings_by_run, unread
 from lazytrace._pending import Capture, Group, PendingQueue, Run
 from lazytrace._problem_log import capture_failed, never_replayed
 from lazytrace._reading import ViewReader, ViewResult
@@ -247,45 +247,49 @@ class Flusher:
         self, runs: list[Run], captures: list[Capture], trigger: Trigger
     ) -> tuple[int, str | None]:
         """Reads each view once; returns launches completed, and why others are not."""
-        views = {view.id: view for run in runs for _, view in run.args.views}
-        written = {view.id for run in runs for view in run.kernel.written_views(run.args)}
+        groups = [eager_group(run) for run in runs]
+        views = {view.id: view for group in groups for _, view in group.args.views}
         for capture in captures:
             views.update(capture.views)
-            for group in capture.groups.values():
-                written.update(view.id for view in group.kernel.written_views(group.args))
+            groups += capture.groups.values()
+        written = {view.id for group in groups for view in group.kernel.written_views(group.args)}
+        owners: dict[int, str] = {}
+        if self.reader.blobs is not None:
+            for group in groups:
+                owners.update((view.id, group.kernel.name) for _, view in group.args.views)
         before = self.progress()
-        results, left = self.reader.read(views.values(), written, self._owners(runs, captures))
+        results, left = self.reader.read(views.values(), written, owners)
         raced = self.progress() != before
         finished = [run for run in runs if all(view.id in results for _, view in run.args.views)]
-        completed = self._finish_runs(finished, results, trigger, raced)
-        problems = self._non_finite(finished, captures, results, trigger, raced)
+        sightings = [self._eager_sighting(finished, trigger, raced)]
+        completed = self._finish_runs(finished, results, sightings[0])
         for capture in captures:
-            completed += self._finish_capture(capture, results, trigger, raced)
-        for problem in problems:  # last: a warning may have been turned into an error
+            sightings.append(self._captured_sighting(capture, trigger, raced))
+            completed += self._finish_capture(capture, results, sightings[-1])
+        found = [p for seen in sightings for p in left_non_finite(seen, results, self.ignore)]
+        for problem in in_launch_order(found):  # last: a warning may be made an error
             self.problem(problem)
         return completed, left
 
-    def _owners(self, runs: list[Run], captures: list[Capture]) -> dict[int, str]:
-        """The first kernel that each view was passed to, where bytes are kept."""
-        owners: dict[int, str] = {}
-        if self.reader.blobs is None:
-            return owners
+    def _eager_sighting(self, runs: list[Run], trigger: Trigger, raced: bool) -> Sighting:
+        point = Point.AT_EXIT if trigger is Trigger.EXIT else Point.ON_REQUEST
+        observed = Observation(point, raced=raced)
         groups = [eager_group(run) for run in runs]
-        for capture in captures:
-            groups += capture.groups.values()
-        for group in groups:
-            for _, view in group.args.views:
-                owners.setdefault(view.id, group.kernel.name)
-        return owners
+        return Sighting(groups, observed, self.journal.writes.of_eager(runs))
+
+    def _captured_sighting(self, capture: Capture, trigger: Trigger, raced: bool) -> Sighting:
+        observed = Observation(_POINTS[trigger], replay=capture.replays, raced=raced)
+        groups = list(capture.groups.values())
+        return Sighting(groups, observed, self.journal.writes.of_capture(capture), capture.graph)
 
     def _finish_runs(
-        self, runs: list[Run], results: dict[int, ViewResult], trigger: Trigger, raced: bool
+        self, runs: list[Run], results: dict[int, ViewResult], sighting: Sighting
     ) -> int:
-        writes = self.journal.writes.of_eager(runs)
-        for run in runs:
-            other = run.thread != threading.get_ident() and run.kernel.last is run
-            observed = _seen_eager(trigger, raced or other)
-            self._write(eager_group(run), results, observed, writes)
+        for run, group in zip(runs, sighting.groups):
+            observed = sighting.observed
+            if run.thread != threading.get_ident() and run.kernel.last is run:
+                observed = attrs.evolve(observed, raced=True)
+            self._write(group, results, observed, sighting.writes)
         finished = {run.id for run in runs}
         self._eager = [run for run in self._eager if run.id not in finished]
         return sum(run.count for run in runs)
@@ -300,45 +304,15 @@ class Flusher:
         for launches, readings in readings_by_run(group, results, observed, writes):
             self.journal.write(ValuesLine(launches, readings))
 
-    def _non_finite(
-        self,
-        runs: list[Run],
-        captures: list[Capture],
-        results: dict[int, ViewResult],
-        trigger: Trigger,
-        raced: bool,
-    ) -> list[Problem]:
-        """What the results show to be NaN or infinite."""
-        written = self.journal.writes
-        found = left_non_finite(
-            [eager_group(run) for run in runs],
-            results,
-            _seen_eager(trigger, raced),
-            written.of_eager(runs),
-            ignore=self.ignore,
-        )
-        for capture in captures:
-            found += left_non_finite(
-                capture.groups.values(),
-                results,
-                _seen_captured(capture, trigger, raced),
-                written.of_capture(capture),
-                ignore=self.ignore,
-                graph=capture.graph,
-            )
-        return in_launch_order(found)
-
     def _finish_capture(
-        self, capture: Capture, results: dict[int, ViewResult], trigger: Trigger, raced: bool
+        self, capture: Capture, results: dict[int, ViewResult], sighting: Sighting
     ) -> int:
         found = [view for view in capture.views if view in results]
         if not found:
             return 0
-        observed = _seen_captured(capture, trigger, raced)
         fresh = {view: results[view] for view in found}
-        writes = self.journal.writes.of_capture(capture)
-        for group in capture.groups.values():
-            self._write(group, fresh, observed, writes)
+        for group in sighting.groups:
+            self._write(group, fresh, sighting.observed, sighting.writes)
         for view in found:
             del capture.views[view]
         if any(result.state is ArgState.MATERIALIZED for result in fresh.values()):
@@ -375,12 +349,3 @@ class Flusher:
         """Writes how often each live capture was replayed so far."""
         for capture in (*self._read.values(), *self._armed.values()):
             self.journal.capture(capture)
-
-
-def _seen_eager(trigger: Trigger, raced: bool) -> Observation:
-    point = Point.AT_EXIT if trigger is Trigger.EXIT else Point.ON_REQUEST
-    return Observation(point, raced=raced)
-
-
-def _seen_captured(capture: Capture, trigger: Trigger, raced: bool) -> Observation:
-    return Observation(_POINTS[trigger], replay=capture.replays, raced=raced)

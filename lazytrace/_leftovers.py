@@ -12,24 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from lazytrace._non_finite import first_non_finite, non_finite
-from lazytrace._overwrites import by_launch, first_untouched
+from lazytrace._overwrites import Sighting, by_launch, first_untouched
 from lazytrace._pending import Group
 from lazytrace._reading import ViewResult
 from lazytrace._views import TensorView
-from lazytrace._write_index import WriteIndex
 from lazytrace.config import Ignore
 from lazytrace.problems import Problem
-from lazytrace.records import Observation, Reading, Role
+from lazytrace.records import Reading, Role
 
 
 def left_non_finite(
-    groups: Iterable[Group],
-    results: Mapping[int, ViewResult],
-    observed: Observation,
-    writes: WriteIndex,
-    *,
-    ignore: Sequence[Ignore] = (),
-    graph: int | None = None,
+    sighting: Sighting, results: Mapping[int, ViewResult], ignore: Sequence[Ignore] = ()
 ) -> list[Problem]:
     """The problems that the results of one flush show, by launch.
 
@@ -39,8 +32,8 @@ def left_non_finite(
     bad = {view: result for view, result in results.items() if _is_bad(result)}
     if not bad:
         return []
-    suspects = [group for group in groups if group.runs]
-    blamed = _Blame(bad, observed, writes, _writers(suspects, bad))
+    suspects = [group for group in sighting.groups if group.runs]
+    blamed = _Blame(bad, sighting, _writers(suspects, bad))
     launches: dict[int, tuple[Group, dict[str, Reading]]] = {}
     for group in suspects:
         for path, view in group.args.views:
@@ -57,7 +50,7 @@ def left_non_finite(
             group.args.args(),
             readings,
             ignore=ignore,
-            graph=graph,
+            graph=sighting.graph,
         )
     ]
 
@@ -81,8 +74,7 @@ def _writers(
 @attrs.define
 class _Blame:
     bad: Mapping[int, ViewResult]
-    observed: Observation
-    writes: WriteIndex
+    sighting: Sighting
     writers: Mapping[int, Sequence[TensorView]]
 
     def launch(self, group: Group, path: str, view: TensorView) -> tuple[int, Reading] | None:
@@ -92,17 +84,17 @@ class _Blame:
         """
         result = self.bad[view.id]
         address = _address(view, first_non_finite(result.values) or 0)
-        writer = self.writes.last_writer(address, address + view.element_size)
+        writer = self.sighting.writes.last_writer(address, address + view.element_size)
         role = group.kernel.info.roles.get(path)
         runs = sorted(group.runs)
         untouched = first_untouched(runs, writer, role)
         if untouched < len(runs):
-            return runs[untouched], result.reading(self.observed)
+            return runs[untouched], result.reading(self.sighting.observed)
         if writer == group.last and role is not Role.READ:
-            return writer, result.reading(self.observed)
+            return writer, result.reading(self.sighting.observed)
         if any(_holds(written, address) for written in self.writers.get(writer, ())):
             return None
-        return runs[-1], result.reading(by_launch(self.observed, writer))
+        return runs[-1], result.reading(by_launch(self.sighting.observed, writer))
 
 
 def _address(view: TensorView, index: int) -> int:

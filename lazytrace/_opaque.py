@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from types import MemberDescriptorType
 from typing import Any
 
@@ -42,6 +43,7 @@ _TRITON_DTYPES = {
 }
 
 
+@lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
     """The dtype's name as torch spells it, without the module."""
     text = str(dtype)
@@ -86,6 +88,8 @@ def plain_or_object(arg: Any, *, constexpr: bool) -> Arg:
         return plain_or_object(wrapped[0], constexpr=True)
     if arg is None:
         return NoneArg()
+    if type(arg) is int:
+        return _integer(arg, constexpr)
     name = type(arg).__name__
     if type(arg) in _PLAIN:
         value, size = _capped_value(arg)
@@ -94,6 +98,12 @@ def plain_or_object(arg: Any, *, constexpr: bool) -> Arg:
         return FunctionArg(name, _function_name(arg))
     text, size = capped_repr(arg)
     return ConstexprArg(name, text, size) if constexpr else ObjectArg(name, text, size)
+
+
+@lru_cache(maxsize=4096)
+def _integer(value: int, constexpr: bool) -> Arg:
+    """Most arguments that are no tensors are the same few sizes and strides, over and over."""
+    return ConstexprArg("int", value) if constexpr else ScalarArg("int", value)
 
 
 def capped_repr(arg: Any) -> tuple[str, int | None]:

@@ -66,6 +66,19 @@ class Writes:
         return WriteIndex.of(write for write in self._eager.values() if write[2] >= since)
 
 
+@attrs.frozen
+class Sighting:
+    """Groups whose arguments were read at one moment, and what was written until then.
+
+    ``graph`` is the number of the graph that the launches belong to; None for eager ones.
+    """
+
+    groups: Sequence[Group]
+    observed: Observation
+    writes: WriteIndex
+    graph: int | None = None
+
+
 def eager_group(run: Run) -> Group:
     """An eager run as a group of its own."""
     return Group(run.kernel, run.args, [run.id], run.count, run.last_id)

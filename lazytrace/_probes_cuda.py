@@ -10,12 +10,11 @@ from functools import cache
 from typing import Any
 
 import attrs
-import torch
 
-from lazytrace._cuda import CudaDriver, CudaError
+from lazytrace._cuda import CudaError
 from lazytrace._probes import Probe, ProbeResult, ProbeViews
 from lazytrace._runtime import ReadError
-from lazytrace._slots import CHUNK_BYTES, SlotBlock, Slots
+from lazytrace._slots import CHUNK_BYTES, Driver, SlotBlock, Slots
 from lazytrace._statistics import Region
 from lazytrace._statistics.launch_plan import (
     PARTIAL_WORDS,
@@ -77,11 +76,13 @@ def _launch_engine(device: int) -> Any:
 class CudaProbes:
     """Implements LaunchProbes through the driver alone; memory is ours, and never freed.
 
+    ``current`` is the calling thread's device, None while the program has not initialised CUDA.
     ``on`` makes a device current for a block, in relaxed capture mode; ``stream`` is our own
     stream there, and ``region`` what a view is to the statistics.
     """
 
-    driver: CudaDriver
+    driver: Driver
+    current: Callable[[], int | None]
     on: Callable[[int], AbstractContextManager[None]]
     stream: Callable[[int], int]
     region: Callable[[TensorView], Region]
@@ -97,9 +98,9 @@ class CudaProbes:
 
     def prepare(self) -> str | None:
         """Memory and kernels of the current device, once the program has initialised CUDA."""
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        index = self.current()
+        if index is None:
             return "not_prepared"
-        index = int(torch._C._cuda_getDevice())
         if index in self._devices:
             return None
         try:

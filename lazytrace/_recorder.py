@@ -21,8 +21,10 @@ from lazytrace._runtime import Runtime
 from lazytrace.config import Options
 from lazytrace.records import ArgState, Frame, Outcome, Phase
 
-_WRITE_AFTER_LAUNCHES = 1000
-_WRITE_AFTER_S = 1.0
+# How late a launch may reach the trace: a file must survive kill -9, memory need not.
+_FILE_LAUNCHES = 1000
+_FILE_S = 1.0
+_MEMORY_LAUNCHES = 10_000
 
 
 class PhaseContext(threading.local):
@@ -46,14 +48,18 @@ class Recorder:
     graphs: GraphWatch
     phase: PhaseContext
     write: Callable[[], None]  # a write point; called outside captures only
+    to_file: bool
     describer: Describer = attrs.field(factory=Describer)
     prober: Prober | None = None  # at_launch mode, on a device
     mark: str | None = None
     paused: int = 0
     last_id: int = -1
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
-    _write_at: int = 0
+    _write_at: int = attrs.field(init=False)
     _written_at: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self._write_at = 0 if self.to_file else _MEMORY_LAUNCHES
 
     def launched(
         self,
@@ -116,7 +122,13 @@ class Recorder:
 
     def _describe(self, entry: KernelEntry, args: tuple[Any, ...]) -> ArgSet:
         with torch._C.DisableTorchFunction():
-            return self.describer.describe(entry.arg_names, entry.constexprs, args, entry.arg_sets)
+            return self.describer.describe(
+                entry.arg_names,
+                entry.constexprs,
+                args,
+                entry.arg_sets,
+                None if entry.last is None else entry.last.args,
+            )
 
     def _begin(
         self,
@@ -209,13 +221,13 @@ class Recorder:
 
     def _deadline(self, number: int, entry: KernelEntry) -> int:
         """The launch at which the queue is to be written: at once for a kernel's first one."""
-        if not entry.written:
+        if not self.to_file:
+            return number + _MEMORY_LAUNCHES
+        if not entry.written or time.monotonic() - self._written_at >= _FILE_S:
             return number
-        if time.monotonic() - self._written_at >= _WRITE_AFTER_S:
-            return number
-        return number + _WRITE_AFTER_LAUNCHES
+        return number + _FILE_LAUNCHES
 
     def _write_point(self) -> None:
         self._written_at = time.monotonic()
-        self._write_at = self.last_id + _WRITE_AFTER_LAUNCHES
+        self._write_at = self.last_id + (_FILE_LAUNCHES if self.to_file else _MEMORY_LAUNCHES)
         self.write()

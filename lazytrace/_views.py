@@ -34,10 +34,11 @@ class StorageEntry:
     views: dict[tuple[Any, ...], TensorView] = attrs.field(factory=dict)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class TensorView:
     """One tensor argument as the launch saw it: a region of a weakly held storage.
 
+    Never changed once made (not frozen: that would double the time to make one, per launch).
     ``ref`` gives the storage while it lives; it is None for memory that no storage stands for.
     ``storage_ptr`` is the storage's own address; ``span`` the bytes from the view's first to its
     last element.
@@ -57,9 +58,8 @@ class TensorView:
     device_type: str
     device_index: int
     unreadable: str | None = None  # why its values can never be read
-    plain: bool = (
-        True  # its class does not intercept the attributes that tell one view from another
-    )
+    plain: bool = True  # its class does not intercept what tells one view from another
+    _arg: TensorArg | None = None
 
     @property
     def numel(self) -> int:
@@ -78,8 +78,10 @@ class TensorView:
 
     def as_arg(self) -> TensorArg:
         """The finished description; its values come later."""
+        if self._arg is not None:
+            return self._arg
         device = self.device_type
-        return TensorArg(
+        self._arg = TensorArg(
             type=self.cls.__name__,
             shape=tuple(map(int, self.shape)),
             strides=tuple(map(int, self.strides)),
@@ -92,6 +94,7 @@ class TensorView:
             nbytes=self.span,
             storage=self.storage,
         )
+        return self._arg
 
 
 @attrs.define

@@ -428,10 +428,11 @@ def test_flush_at_replay_reads_the_first_replay(simulated, tmp_path):
     [
         lambda: torch.cuda.synchronize(),
         lambda: torch.cuda.synchronize(0),
+        lambda: torch.cuda.synchronize(device="cuda:0"),
         lambda: torch.accelerator.synchronize(),
         lambda: torch.cuda.current_stream().synchronize(),
     ],
-    ids=["cuda", "cuda(0)", "accelerator", "stream"],
+    ids=["cuda", "cuda(0)", "cuda(device=)", "accelerator", "stream"],
 )
 def test_the_users_synchronisation_is_a_flush_point(simulated, synchronize):
     """What a replay made due is read when the program's own synchronisation returned."""

@@ -101,9 +101,6 @@ def test_scripts_are_listed_with_their_questions(
     """Without a name every script is listed, each with a question."""
     assert bench("__main__").main([]) == 0
     lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "benchmark_fidelity",
-        "launch_overhead",
-        "memory",
-    ]
+    names = {line.split()[0] for line in lines}
+    assert names >= {"benchmark_fidelity", "launch_overhead", "memory"}
     assert all(line.endswith("?") for line in lines)

@@ -34,7 +34,7 @@ def test_the_demo_shows_and_writes_what_was_launched(
     assert {tensor.state for tensor in tensors} == {ArgState.MATERIALIZED}
     assert f"Trace: {file}" in shown
     assert shown.count("10 replays") == 3
-    assert shown.count("after_replay 1, overwritten: possible") == len(tensors)
+    assert shown.count("| after_replay 1, overwritten: ") == len(tensors)
     assert trace.complete
     assert not trace.problems
 
