@@ -190,7 +190,6 @@ class Assembly:
 
     def flush(self, trigger: Trigger, *, wait: bool = False, again: bool = False) -> FlushResult:
         """A flush on request."""
-        self.graphs.close_foreign()
         return self.flusher.flush(trigger, wait=wait, again=again)
 
     def _synced(self) -> None:
@@ -249,7 +248,6 @@ class Assembly:
         return left
 
     def _last_flush(self, trigger: Trigger) -> None:
-        self.graphs.close_foreign()
         self.flusher.flush(trigger, wait=True)
 
     def end(self) -> None:

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.0005
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-_DESTROYED = (201, 400, 709)  # CUDA_ERROR_INVALID_CONTEXT, INVALID_HANDLE, CONTEXT_IS_DESTROYED
 _LEGACY = (0, 1)  # CU_STREAM_LEGACY and its default handle
-_PER_THREAD = 2  # CU_STREAM_PER_THREAD: another stream on every thread
 
 
 @attrs.define
@@ -48,11 +46,13 @@ class CudaRuntime:
     No call goes to the legacy default stream: that would invalidate a capture on any blocking
     stream, in every capture mode. No user's stream is queried, which would invalidate a capture
     that has just begun on it: an event is recorded on it, which does no harm, and the event is
-    asked only if the stream turned out not to be capturing.
+    asked only if the stream turned out not to be capturing. A stream that torch does not own is
+    never named outside the launch: only a synchronisation proves its work done.
     """
 
     driver: CudaDriver
     capturing: Callable[[int], bool]
+    _lasting: set[Stream] = attrs.field(factory=set)
     _devices: dict[int, _Device] = attrs.field(factory=dict)
     _bytes: ByteReader | None = None
 
@@ -79,6 +79,19 @@ class CudaRuntime:
     def current_stream(self, device: int) -> int:
         """The raw handle of torch's current stream."""
         return int(torch._C._cuda_getCurrentRawStream(device))
+
+    def note_stream(self, device: int, stream: int) -> None:
+        """Remembers a stream of torch's own pool, which is never destroyed.
+
+        Another library's stream may be gone when a flush comes, and to name a destroyed stream to
+        CUDA is fatal. torch's wrapper of such a stream has the handle for its id.
+        """
+        if stream in _LEGACY or (device, stream) in self._lasting:
+            return
+        if stream == self.current_stream(device):
+            stream_id = torch._C._cuda_getCurrentStream(device)[0]
+            if stream_id != stream:
+                self._lasting.add((device, stream))
 
     def capture_id(self, stream: int) -> int | None:
         """CUDA's id of the capture that the stream is part of."""
@@ -132,17 +145,12 @@ class CudaRuntime:
                 self._drop(stream[0], event)
 
     def _probe(self, device: int, stream: int) -> int | None:
-        """An event behind the stream's work; None if the stream captures, or is gone."""
-        if stream == _PER_THREAD:
+        """An event behind the stream's work; None if the stream captures, or may be gone."""
+        if stream not in _LEGACY and (device, stream) not in self._lasting:
             return None
         with self._on(device):
             target = self._device(device).shadow if stream in _LEGACY else stream
-            try:
-                return self.driver.event_behind(target)
-            except CudaError as error:
-                if error.code in _DESTROYED:  # a stream of another library's
-                    return None
-                raise
+            return self.driver.event_behind(target)
 
     def _passed(self, device: int, event: int) -> bool:
         with self._on(device):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from lazytrace import _opaque
+from lazytrace._recognise import recogniser
 from lazytrace._views import TensorView, Views
 from lazytrace.records import Arg, NoneArg, TupleArg
 
@@ -34,6 +35,7 @@ class ArgSet:
     names: tuple[str, ...]
     constexprs: frozenset[int]
     written: bool = False
+    recognised: Callable[[Sequence[Any]], bool] | None = None
 
     def args(self) -> Mapping[str, Arg]:
         """The finished descriptions by path, in signature order."""
@@ -58,7 +60,12 @@ class Describer:
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
 
     def same(self, known: ArgSet, args: tuple[Any, ...]) -> bool:
-        """Whether the arguments are, to the last bit of metadata, those of a known set."""
+        """Whether the arguments are, to the last bit of metadata, those of a known set.
+
+        The first time it compares one by one; a set that comes again gets a faster test.
+        """
+        if known.recognised is not None:
+            return known.recognised(args)
         if len(args) != len(known.items):
             return False
         for item, arg in zip(known.items, args):
@@ -67,6 +74,7 @@ class Describer:
                     return False
             elif arg is not item and not _equal(item, arg):
                 return False
+        known.recognised = recogniser(known.items, args)
         return True
 
     def describe(

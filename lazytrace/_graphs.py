@@ -18,6 +18,8 @@ from lazytrace._pending import Capture, PendingQueue
 from lazytrace._runtime import Runtime
 from lazytrace.records import CaptureState
 
+_FOREIGN_KEPT = 64
+
 
 @attrs.define(eq=False)
 class GraphEntry:
@@ -44,6 +46,7 @@ class GraphWatch:
     replayed: Callable[[Capture], None]  # after a counted replay
     replay_number: int = 0
     open: dict[int, Capture] = attrs.field(factory=dict)
+    _foreign: dict[int, Capture] = attrs.field(factory=dict)
     _origins: dict[int, Capture] = attrs.field(factory=dict)  # by the stream they began on
     _graphs: dict[int, GraphEntry] = attrs.field(factory=dict)
     _graph_numbers: Iterator[int] = attrs.field(factory=itertools.count)
@@ -92,11 +95,9 @@ class GraphWatch:
     def capture_at(self, stream: int) -> Capture | None:
         """The open capture that a stream is part of; one begun elsewhere gets books of its own.
 
-        Asks CUDA only where it must: the legacy default stream cannot be captured, and the
-        stream on which a capture was begun through torch is known.
+        Not for the legacy default stream, which cannot be captured. Asks CUDA only where it must:
+        the stream on which a capture was begun through torch is known.
         """
-        if not stream:
-            return None
         return self._origins.get(stream) or self._asked(stream)
 
     def _asked(self, stream: int) -> Capture | None:
@@ -104,28 +105,34 @@ class GraphWatch:
             return None
         cuda_id = self.runtime.capture_id(stream)
         if cuda_id is None:
-            found = self._own_on(stream)
-            if found is not None:
-                return found
-        key = -1 if cuda_id is None else cuda_id
-        capture = self.open.get(key)
+            # An invalidated capture no longer has an id: take the one that this thread began.
+            return self._of_this_thread() or self._foreign_capture(-1, None, stream)
+        return self.open.get(cuda_id) or self._foreign_capture(cuda_id, cuda_id, stream)
+
+    def _foreign_capture(self, key: int, cuda_id: int | None, stream: int) -> Capture:
+        """A capture begun past torch.cuda.CUDAGraph: its end will not be seen.
+
+        It is never asked for again: its stream may be destroyed by then, and to name a destroyed
+        stream to CUDA is fatal. The latest ones keep their kernels from being unloaded.
+        """
+        capture = self._foreign.get(key)
         if capture is None:
-            capture = self.open[key] = self._new(None, cuda_id, stream, foreign=True)
+            while len(self._foreign) >= _FOREIGN_KEPT:
+                self._foreign.pop(next(iter(self._foreign))).kernels.clear()
+            capture = self._foreign[key] = self._new(None, cuda_id, stream, foreign=True)
+            capture.state = CaptureState.CAPTURED
         return capture
 
-    def _own_on(self, stream: int) -> Capture | None:
-        """This thread's open capture on the stream: an invalidated one no longer has a CUDA id."""
+    def _of_this_thread(self) -> Capture | None:
+        me = threading.get_ident()
         for capture in list(self.open.values()):
-            if capture.thread == threading.get_ident() and capture.stream == stream:
+            if capture.thread == me:
                 return capture
         return None
 
     def thread_is_capturing(self) -> bool:
         """Whether the calling thread began a capture that is still open."""
-        me = threading.get_ident()
-        return any(
-            capture.thread == me and not capture.foreign for capture in list(self.open.values())
-        )
+        return self._of_this_thread() is not None
 
     # What the wrappers tell
 
@@ -283,9 +290,7 @@ class GraphWatch:
         ``done`` is called after the last one. False if no capture is open.
         """
         graphs = [
-            capture.owner()
-            for capture in list(self.open.values())
-            if capture.owner is not None and capture.state is CaptureState.OPEN
+            capture.owner() for capture in list(self.open.values()) if capture.owner is not None
         ]
         alive = [graph for graph in graphs if graph is not None]
         for graph in alive:
@@ -307,17 +312,8 @@ class GraphWatch:
                 after = self._ended
             finally:
                 contain("graph watch", after, graph)
-                if not any(capture.owner is not None for capture in list(self.open.values())):
+                if not self.open:
                     done()
             return result
 
         graph.capture_end = capture_end
-
-    def close_foreign(self) -> None:
-        """Ends the captures begun elsewhere whose stream no longer captures."""
-        for key, capture in list(self.open.items()):
-            if capture.foreign and self.runtime.capture_id(capture.stream) != capture.cuda_id:
-                self.open.pop(key, None)
-                capture.state = CaptureState.CAPTURED
-                capture.kernels.clear()
-                self.queue.ended.append(capture)

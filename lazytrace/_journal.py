@@ -92,7 +92,9 @@ class Journal:
         if not args.written:
             args.written = True
             self.write(ArgsLine(args.id, args.args()))
-        if capture is not None and (capture.written is None or capture.state is CaptureState.OPEN):
+        if capture is not None and (
+            capture.written is None or capture.foreign or capture.state is CaptureState.OPEN
+        ):
             self.capture(capture)
         self.writes.seen(run)
         count = run.count  # once: its thread may be counting it up

@@ -65,30 +65,31 @@ class KernelEntry:
 
 @attrs.define
 class KernelRegistry:
-    """The entries of all compiled kernels that were launched."""
+    """The entries of all compiled kernels that were launched.
+
+    ``known`` is by the kernel's id(): an entry counts only if its ``ref`` gives that very kernel.
+    """
 
     _traces: Callable[[str], bool]
     _eager_samples: int | None
     _with_ir: bool
-    _entries: dict[int, KernelEntry] = attrs.field(factory=dict)
+    known: dict[int, KernelEntry] = attrs.field(factory=dict)
     _sweep_at: int = _FIRST_SWEEP
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
 
-    def entry(self, kernel: Any) -> KernelEntry:
-        """The kernel's entry, made at its first launch."""
-        entry = self._entries.get(id(kernel))
-        if entry is None or entry.ref() is not kernel:
-            if len(self._entries) >= self._sweep_at:
-                self._sweep()
-            entry = self._entries[id(kernel)] = self._make(kernel)
+    def add(self, kernel: Any) -> KernelEntry:
+        """The entry of a kernel that is launched for the first time."""
+        if len(self.known) >= self._sweep_at:
+            self._sweep()
+        entry = self.known[id(kernel)] = self._make(kernel)
         return entry
 
     def _sweep(self) -> None:
         """Forgets kernels that are gone."""
-        for key, entry in list(self._entries.items()):
+        for key, entry in list(self.known.items()):
             if entry.ref() is None:
-                self._entries.pop(key, None)
-        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._entries))
+                self.known.pop(key, None)
+        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self.known))
 
     def _make(self, kernel: Any) -> KernelEntry:
         src = kernel.src

@@ -95,6 +95,11 @@ class Capture:
     written: tuple[Any, ...] | None = None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether no further launch can be part of it; of a foreign one that is never known."""
+        return self.state is not CaptureState.OPEN and not self.foreign
+
+    @property
     def armed(self) -> bool:
         """Whether the graph was replayed."""
         return self.replays > 0

@@ -6,10 +6,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 import attrs
 import torch
+from torch._C import _is_torch_function_mode_enabled as _function_mode_is_on
 
 from lazytrace._call_site import call_site
 from lazytrace._describe import ArgSet, Describer
@@ -57,8 +59,10 @@ class Recorder:
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
     _write_at: int = attrs.field(init=False)
     _written_at: float = 0.0
+    _stacks: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._stacks = self.options.stacks
         self._write_at = 0 if self.to_file else _MEMORY_LAUNCHES
 
     def launched(
@@ -72,11 +76,13 @@ class Recorder:
         """Records one launch that is about to be submitted (or, ``outcome``, failed before)."""
         if self.paused:
             return
-        entry = self.kernels.entry(kernel)
+        entry = self.kernels.known.get(id(kernel))
+        if entry is None or entry.ref() is not kernel:
+            entry = self.kernels.add(kernel)
         if not entry.traced:
             return
-        capture = self.graphs.capture_at(stream)
-        site = call_site() if self.options.stacks else None
+        capture = self.graphs.capture_at(stream) if stream else None
+        site = call_site() if self._stacks else None
         if grid.__class__ is not tuple:
             grid = tuple(grid)
         run = entry.last
@@ -87,18 +93,14 @@ class Recorder:
             and run.grid == grid
             and run.stream == stream
             and run.capture is capture
-            and run.thread == threading.get_ident()
+            and run.thread == get_ident()
             and run.mark is self.mark
             and run.phase is self.phase.phase
             and run.call_site == site
             and outcome is Outcome.SUBMITTED
         ):
             run = None
-        if (
-            run is not None
-            and not torch._C._is_torch_function_mode_enabled()
-            and self.describer.same(run.args, args)
-        ):
+        if run is not None and not _function_mode_is_on() and self.describer.same(run.args, args):
             described = run.args
         else:
             described = self._describe(entry, args)
@@ -145,14 +147,16 @@ class Recorder:
         if outcome is Outcome.SUBMITTED and 0 in grid[:3]:
             outcome = Outcome.EMPTY_GRID
         values, reason = self._plan(entry, capture, outcome)
+        device = self.runtime.current_device()
+        self.runtime.note_stream(device, stream)
         run = Run(
             id=number,
             kernel=entry,
             args=described,
             grid=grid,
             stream=stream,
-            device=self.runtime.current_device(),
-            thread=threading.get_ident(),
+            device=device,
+            thread=get_ident(),
             time_ns=time.time_ns(),
             phase=self.phase.phase,
             mark=self.mark,

@@ -45,6 +45,9 @@ class Runtime(Protocol):
     def current_stream(self, device: int) -> int:
         """The raw handle of the calling thread's current stream. Host only."""
 
+    def note_stream(self, device: int, stream: int) -> None:
+        """A launch or replay on this stream; called on the thread whose stream it is. Host only."""
+
     def capturing(self, stream: int) -> bool:
         """Whether the stream is part of a capture. Host only, on the hot path."""
 
@@ -102,6 +105,9 @@ class HostRuntime:
     def current_stream(self, device: int) -> int:
         """The default stream."""
         return 0
+
+    def note_stream(self, device: int, stream: int) -> None:
+        """Nothing is remembered."""
 
     def capturing(self, stream: int) -> bool:
         """What torch says of its current stream; where it cannot say, nothing is captured."""

@@ -331,14 +331,14 @@ def test_without_memory_to_grow_launches_are_skipped_and_counted(simulated):
     x = torch.ones(4)
     with at_launch() as tracer:
         for _ in range(300):
-            double(x)
+            kernels.scale_[(1,)](x, 4, 1.0, BLOCK=4)
         states = [record.args["x"].reason for record in tracer.records()]
         assert states[:100] == [None] * 100
         assert states[-1] == "no_slot"
         skipped = states.count("no_slot")
         assert [p.message for p in tracer.problems()] == [f"{skipped} dropped: no_slot: values"]
         double(x)
-        assert tracer.records()[-1].args["x"].state == "materialized"
+        assert maxima(tracer.records()[-1]) == (1.0, 2.0)
 
 
 def test_a_device_that_is_lost_fails_every_reading(simulated, driver):
@@ -421,7 +421,7 @@ def test_growth_doubles_up_to_the_bound():
 
 def test_a_failed_growth_leaves_everything_as_it_was():
     """The error passes on; device memory that was allocated is freed."""
-    held, driver = slots()
+    held, driver = slots(most=1 << 24)
     held.grow()
     driver.broken = OUT_OF_MEMORY
     budget = driver.budget_bytes

@@ -19,6 +19,7 @@ CAPTURE = {
     "_recorder",
     "_describe",
     "_views",
+    "_recognise",
     "_opaque",
     "_kernels",
     "_call_site",

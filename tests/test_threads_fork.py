@@ -88,7 +88,6 @@ def expected_counts(threads=THREADS):
 def test_launches_of_several_threads_are_counted_exactly(light, hasty, tmp_path):
     """Four threads and one kernel: every launch once, in memory and in the file."""
     tensors = [torch.ones(2) for _ in range(THREADS)]
-    case_kernels.ignore.warmup(tensors[0], None, 1000, grid=(1,))
     with lazytrace.trace(tmp_path / "t.ndjson") as tracer:
         run_threads([launches_of(number, tensor) for number, tensor in enumerate(tensors)])
         records = tracer.records()
@@ -142,6 +141,8 @@ def test_a_capture_and_eager_launches_of_another_thread_stay_apart(light, hasty)
     """The other thread's launches are no part of the capture, and are not read by it."""
     x, y = torch.ones(2), torch.ones(2)
     graphs = []
+    for value in (1000, 1001):  # threads that compile at once drop one kernel, perhaps in a capture
+        case_kernels.ignore[(1,)](x, None, value)
 
     def capture():
         graphs.append(

@@ -45,6 +45,9 @@ class SimulatedRuntime:
         """The calling thread's current stream."""
         return self.simulation.current_stream_handle()
 
+    def note_stream(self, device: int, stream: int) -> None:
+        """Nothing: simulated streams can always be asked."""
+
     def capturing(self, stream: int) -> bool:
         """Whether the stream is part of a capture, an invalidated one included."""
         return stream != 0 and self.simulation.stream_capturing(stream)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
-from lazytrace._statistics import kernels, packed_kernels
+from lazytrace._statistics import bulk_kernels, integer_kernels, kernels, packed_kernels
 from lazytrace._statistics.plan import SUB, VECTOR_BYTES
 
 _WARPS = 4
@@ -98,12 +98,12 @@ def stages_of(dtype: str, capability: int) -> Stages:
     vector = VECTOR_BYTES * 8 // form.loaded.primitive_bitwidth
     if form.flip is not None:
         constants = {"FLIP": form.flip, "ROWS": _BULK_ROWS, "VECTOR": vector}
-        kernel = kernels.lazytrace_integer64_statistics
+        kernel = integer_kernels.lazytrace_integer64_statistics
         bulk = Stage(kernel, {**constants, "MASKED": False})
         return Stages(bulk, Stage(kernel, {**constants, "MASKED": True}), False)
     constants = {"IN": form.loaded, "FORMAT": form.format, "INTEGRAL": form.integral}
     bulk = Stage(
-        kernels.lazytrace_bulk_statistics,
+        bulk_kernels.lazytrace_bulk_statistics,
         {**constants, "COMPUTE": form.compute, "ROWS": _BULK_ROWS, "VECTOR": vector},
     )
     exact = Stage(kernels.lazytrace_exact_statistics, {**constants, "SCALED": scaled, "SUB": SUB})

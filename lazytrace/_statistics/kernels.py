@@ -1,17 +1,10 @@
-"""The Triton kernels: one program reads one range of one job and writes one partial record.
+"""The exact Triton kernels, element by element in float64, and what all kernels share.
 
-A job is a view's memory: 64-bit words ``address, contiguous, rank, head, base, signs`` and then,
-innermost dimension first, ``size, stride, weight`` for each. In a contiguous job elements are
-counted from ``address``, which is a multiple of 16; the first ``head`` of them are not the view's
-and are never read. A program is ``job, start, end, record, is_bulk``: words in the table,
-elements, and words in the records.
-
-The bulk kernel reads whole tiles without masks, in float32 where the elements have at most 32
-bits: sums of distances from the mean so far. Up to 16 elements are summed before a float64
-accumulator takes over, and a stretch is never longer than what came before it, so that its mean
-is near by the data's own deviation. What is not finite, or outside float32's range, shows in the
-sum of squares. The program then leaves its range to the exact kernel, which runs after it, reads
-everything else too, and works element by element in float64.
+One program reads one range of one job and writes one partial record. A job is a view's memory:
+64-bit words ``address, contiguous, rank, head, base, signs`` and then, innermost dimension first,
+``size, stride, weight`` for each. In a contiguous job elements are counted from ``address``, which
+is a multiple of 16; the first ``head`` of them are not the view's and are never read. A program is
+``job, start, end, record, is_bulk``: words in the table, elements, and words in the records.
 """
 
 from __future__ import annotations
@@ -222,90 +215,6 @@ def _store_float(record, n, zero, nan, posinf, neginf, first, scale, low, high, 
 
 
 @triton.jit
-def lazytrace_bulk_statistics(
-    table,
-    programs,
-    records,
-    IN: tl.constexpr,
-    FORMAT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INTEGRAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Whole tiles of contiguous memory; a count of -1 in the record asks for the exact kernel."""
-    SMALLEST: tl.constexpr = 2.0**-400 if tl.float64 == COMPUTE else 2.0**-40
-    # float64 has no minimum instruction, so wide integers are compared as they are.
-    WIDE: tl.constexpr = INTEGRAL and tl.float64 == COMPUTE
-    ORDERED: tl.constexpr = IN if WIDE else COMPUTE
-    TOP: tl.constexpr = (1 << 31) - 1 if tl.int32 == IN else (1 << 32) - 1
-    BOTTOM: tl.constexpr = -(1 << 31) if tl.int32 == IN else 0
-    MOST: tl.constexpr = TOP if WIDE else float("inf")
-    LEAST: tl.constexpr = BOTTOM if WIDE else float("-inf")
-    TILE: tl.constexpr = ROWS * VECTOR
-    job, position, stop, record = _range(table, programs, records)
-    memory = tl.load(job).to(tl.pointer_type(IN))
-    n = tl.zeros((), tl.int64)
-    zero = n
-    total = n
-    no_scale = tl.zeros((), tl.int32)
-    low = tl.full((), MOST, ORDERED)
-    high = tl.full((), LEAST, ORDERED)
-    m2 = _float64(0.0)
-    x = _decode(tl.load(_vectors(memory, position, ROWS, VECTOR)), FORMAT, COMPUTE)
-    mean = tl.sum(tl.sum(x, 1).to(tl.float64), 0) / TILE
-    while position < stop:
-        tiles = tl.minimum((stop - position) // TILE, tl.maximum(n // TILE, 1))
-        center = tl.floor(mean) if INTEGRAL else mean
-        center = center.to(COMPUTE)
-        lows = tl.full((ROWS,), MOST, ORDERED)
-        highs = tl.full((ROWS,), LEAST, ORDERED)
-        sums = tl.zeros((ROWS,), tl.float64)
-        squares = tl.zeros((ROWS,), tl.float64)
-        zeros = tl.zeros((ROWS,), tl.int32)
-        for tile in range(tiles):
-            pointers = _vectors(memory, position + tile * TILE, ROWS, VECTOR)
-            raw = tl.load(pointers)
-            x = _decode(raw, FORMAT, COMPUTE)
-            distance = x - center
-            ordered = raw if WIDE else x
-            lows = tl.minimum(lows, tl.min(ordered, 1))
-            highs = tl.maximum(highs, tl.max(ordered, 1))
-            sums += tl.sum(distance, 1).to(tl.float64)
-            squares += tl.sum(distance * distance, 1).to(tl.float64)
-            zeros += tl.sum((ordered == 0).to(tl.int32), 1)
-        part_low = tl.min(lows, 0)
-        part_high = tl.max(highs, 0)
-        square = tl.sum(squares, 0)
-        is_out_of_range = square - square != 0
-        part_n = tiles * TILE
-        if not INTEGRAL:
-            reach = tl.maximum(tl.abs(part_low - center), tl.abs(part_high - center))
-            is_out_of_range |= (reach < SMALLEST) & (reach > 0)
-        if INTEGRAL:
-            whole = tl.sum(sums.to(tl.int64), 0)
-            total += whole + part_n * center.to(tl.int64)
-            sum_ = whole.to(tl.float64)
-        else:
-            sum_ = tl.sum(sums, 0)
-        part_mean = sum_ / part_n.to(tl.float64)
-        part_m2 = tl.maximum(square - sum_ * part_mean, _float64(0.0))
-        part_mean += center.to(tl.float64)
-        n, mean, m2, _ = _merged(n, mean, m2, no_scale, part_n, part_mean, part_m2, no_scale, False)
-        low = tl.minimum(low, part_low)
-        high = tl.maximum(high, part_high)
-        zero += tl.sum(zeros, 0).to(tl.int64)
-        position += part_n
-        if is_out_of_range:
-            n = n * 0 - 1
-            position = stop
-    _store_float(
-        record, n, zero, zero * 0, zero * 0, zero * 0, zero * 0 + _NO_INDEX, no_scale,
-        low.to(tl.float64), high.to(tl.float64), mean, m2, total,
-    )  # fmt: skip
-
-
-@triton.jit
 def lazytrace_exact_statistics(
     table,
     programs,
@@ -343,77 +252,6 @@ def lazytrace_exact_statistics(
             if INTEGRAL:
                 total += tl.sum(tl.where(inside, x, 0.0).to(tl.int64), 0)
         _store_float(record, n, zero, nan, posinf, neginf, first, scale, low, high, mean, m2, total)
-
-
-@triton.jit
-def _distance(x, anchor):
-    """x - anchor in float64, exact where an int64 holds it, rounded once where it does not."""
-    difference = x - anchor
-    wrapped = ((x ^ anchor) & (x ^ difference)) < 0
-    return tl.where(wrapped, x.to(tl.float64) - anchor.to(tl.float64), difference.to(tl.float64))
-
-
-@triton.jit
-def lazytrace_integer64_statistics(
-    table,
-    programs,
-    records,
-    FLIP: tl.constexpr,
-    ROWS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """64-bit integers. FLIP is the sign bit for unsigned ones, which are then int64 in order.
-
-    Sums are kept in 32-bit halves; distances are from an element of the range, so that large
-    numbers close together keep their differences. Not MASKED: whole tiles of contiguous memory.
-    """
-    TILE: tl.constexpr = ROWS * VECTOR
-    job, begin, stop, record = _range(table, programs, records)
-    memory = tl.load(job).to(tl.pointer_type(tl.int64))
-    _, offset, inside = _elements(job, begin, begin + 1, ROWS)
-    held = tl.load(memory + offset, mask=inside, other=0) ^ FLIP
-    anchor = tl.sum(tl.where(inside, held, 0), 0)
-    lows = tl.full((ROWS,), (1 << 63) - 1, tl.int64)
-    highs = tl.full((ROWS,), -(1 << 63), tl.int64)
-    uppers = tl.zeros((ROWS,), tl.int64)
-    lowers = tl.zeros((ROWS,), tl.int64)
-    sums = tl.zeros((ROWS,), tl.float64)
-    squares = tl.zeros((ROWS,), tl.float64)
-    zeros = tl.zeros((ROWS,), tl.int32)
-    for start in range(begin, stop, ROWS if MASKED else TILE):
-        if MASKED:
-            _, offset, inside = _elements(job, start, stop, ROWS)
-            x = tl.load(memory + offset, mask=inside, other=0) ^ FLIP
-            x = tl.where(inside, x, anchor)
-            lows = tl.minimum(lows, x)
-            highs = tl.maximum(highs, x)
-            uppers += tl.where(inside, x >> 32, 0)
-            lowers += tl.where(inside, x & 0xFFFFFFFF, 0)
-            distance = _distance(x, anchor)
-            sums += distance
-            squares += distance * distance
-            zeros += (inside & (x == FLIP)).to(tl.int32)
-        else:
-            x = tl.load(_vectors(memory, start, ROWS, VECTOR)) ^ FLIP
-            lows = tl.minimum(lows, tl.min(x, 1))
-            highs = tl.maximum(highs, tl.max(x, 1))
-            uppers += tl.sum(x >> 32, 1)
-            lowers += tl.sum(x & 0xFFFFFFFF, 1)
-            distance = _distance(x, anchor)
-            sums += tl.sum(distance, 1)
-            squares += tl.sum(distance * distance, 1)
-            zeros += tl.sum((x == FLIP).to(tl.int32), 1)
-    n = stop - begin
-    sum_ = tl.sum(sums, 0)
-    m2 = tl.maximum(tl.sum(squares, 0) - sum_ * (sum_ / n.to(tl.float64)), 0.0)
-    tl.store(record, n)
-    tl.store(record + 1, tl.sum(zeros.to(tl.int64), 0))
-    tl.store(record + 7, tl.min(lows, 0))
-    tl.store(record + 8, tl.max(highs, 0))
-    tl.store(record + 9, tl.sum(uppers, 0))
-    tl.store(record + 10, m2.to(tl.int64, bitcast=True))
-    tl.store(record + 11, tl.sum(lowers, 0))
 
 
 @triton.jit
