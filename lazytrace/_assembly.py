@@ -155,7 +155,8 @@ class Assembly:
         )
         if self.prober is None:
             return Flusher(*parts)
-        slots = ProbeReader(self.prober.probes, options.ignore)
+        reason = "values='at_launch' keeps no bytes" if options.save_tensors else None
+        slots = ProbeReader(self.prober.probes, options.ignore, reason)
         return ProbeFlusher(*parts, prober=self.prober, slots=slots)
 
     def _prober(self) -> Prober | None:
@@ -261,6 +262,8 @@ class Assembly:
         self.flusher.finish("tracer_closed", self._write_end)
         for sink in self.journal.sinks:
             sink.close()
+        if self.prober is not None:
+            self.prober.probes.close()
 
     def _write_end(self) -> None:
         if self.file is not None:  # memory answers with the counts as they are when it is asked

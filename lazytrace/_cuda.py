@@ -160,8 +160,11 @@ class CudaDriver:
     def event_behind(self, stream: int) -> int | None:
         """An event behind all work of the stream; None if the stream is capturing.
 
-        Recording in a capture adds no node and does no harm; only asking such an event would.
+        Only for streams on which no other thread can be capturing: a record beside the thread that
+        captures corrupts CUDA's own books of the capture.
         """
+        if self.is_capturing(stream):
+            return None
         event = ctypes.c_void_p()
         self._check("cuEventCreate", ctypes.byref(event), _NO_TIMING)
         handle = event.value or 0
@@ -170,9 +173,6 @@ class CudaDriver:
         except CudaError:
             self.event_destroy(handle)
             raise
-        if self.is_capturing(stream):
-            self.event_destroy(handle)
-            return None
         return handle
 
     def event_passed(self, event: int) -> bool:

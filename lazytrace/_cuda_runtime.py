@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from threading import active_count, get_ident
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.0005
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_SEVERAL = -1  # no thread has this identifier
 _LEGACY = (0, 1)  # CU_STREAM_LEGACY and its default handle
 
 
@@ -44,23 +48,26 @@ class CudaRuntime:
     """Implements lazytrace's Runtime on CUDA, through the driver alone.
 
     No call goes to the legacy default stream: that would invalidate a capture on any blocking
-    stream, in every capture mode. No user's stream is queried, which would invalidate a capture
-    that has just begun on it: an event is recorded on it, which does no harm, and the event is
-    asked only if the stream turned out not to be capturing. A stream that torch does not own is
-    never named outside the launch: only a synchronisation proves its work done.
+    stream, in every capture mode. It is asked through a blocking stream of ours, which waits for
+    it. Any other stream is asked, by an event, only on the one thread that used it: to query a
+    stream invalidates a capture that another thread has begun on it, and to record an event there
+    corrupts one. A stream that torch does not own is never named outside the launch, for it may be
+    destroyed. In all other cases only the program's own synchronisation proves work done.
     """
 
     driver: CudaDriver
     capturing: Callable[[int], bool]
-    _lasting: set[Stream] = attrs.field(factory=set)
+    _users: dict[Stream, int] = attrs.field(factory=dict)  # the one thread, or _SEVERAL
     _devices: dict[int, _Device] = attrs.field(factory=dict)
     _bytes: ByteReader | None = None
 
     @classmethod
     def load(cls) -> CudaRuntime | None:
-        """The runtime, or None without CUDA's driver library. Creates no context."""
-        driver = CudaDriver.load()
-        return None if driver is None else cls(driver, driver.is_capturing)
+        """The process's one runtime, or None without CUDA's driver library. Creates no context.
+
+        Its streams, workspaces and loaded kernels serve every tracer of the process.
+        """
+        return _load(os.getpid())
 
     # The capture side: host only
 
@@ -81,17 +88,22 @@ class CudaRuntime:
         return int(torch._C._cuda_getCurrentRawStream(device))
 
     def note_stream(self, device: int, stream: int) -> None:
-        """Remembers a stream of torch's own pool, which is never destroyed.
+        """Remembers which thread uses a stream of torch's own pool, which is never destroyed.
 
-        Another library's stream may be gone when a flush comes, and to name a destroyed stream to
-        CUDA is fatal. torch's wrapper of such a stream has the handle for its id.
+        torch's wrapper of another library's stream has the handle for its id.
         """
-        if stream in _LEGACY or (device, stream) in self._lasting:
+        if stream in _LEGACY:
             return
-        if stream == self.current_stream(device):
-            stream_id = torch._C._cuda_getCurrentStream(device)[0]
-            if stream_id != stream:
-                self._lasting.add((device, stream))
+        thread = get_ident()
+        user = self._users.get((device, stream))
+        if user == thread:
+            return
+        if user is not None:
+            self._users[device, stream] = _SEVERAL
+            return
+        stream_id = torch._C._cuda_getCurrentStream(device)[0]
+        if stream == self.current_stream(device) and stream_id != stream:
+            self._users[device, stream] = thread
 
     def capture_id(self, stream: int) -> int | None:
         """CUDA's id of the capture that the stream is part of."""
@@ -125,11 +137,14 @@ class CudaRuntime:
             raise ReadError(str(error), sticky=True) from error
 
     def _idle(self, streams: Collection[Stream], deadline: float | None) -> set[Stream]:
+        # The last thread of a program, about to end it, is every stream's only user.
+        alone = deadline is not None and active_count() == 1
+        allowed = (get_ident(), _SEVERAL) if alone else (get_ident(),)
         idle: set[Stream] = set()
         probes: dict[Stream, int] = {}
         try:
             for stream in streams:
-                event = self._probe(*stream)
+                event = self._probe(*stream, allowed)
                 if event is not None:
                     probes[stream] = event
             while True:
@@ -144,9 +159,9 @@ class CudaRuntime:
             for stream, event in probes.items():
                 self._drop(stream[0], event)
 
-    def _probe(self, device: int, stream: int) -> int | None:
-        """An event behind the stream's work; None if the stream captures, or may be gone."""
-        if stream not in _LEGACY and (device, stream) not in self._lasting:
+    def _probe(self, device: int, stream: int, allowed: Container[int]) -> int | None:
+        """An event behind the stream's work; None if the stream must not be touched."""
+        if stream not in _LEGACY and self._users.get((device, stream)) not in allowed:
             return None
         with self._on(device):
             target = self._device(device).shadow if stream in _LEGACY else stream
@@ -180,8 +195,11 @@ class CudaRuntime:
                 with self._on(index):
                     device = self._device(index)
                     regions = [_region(views[i]) for i in chosen]
-                    for i, outcome in zip(chosen, device.engine.read(regions, device.stream)):
-                        results[i] = outcome
+                    outcomes = device.engine.read(regions, device.stream)
+                for i, outcome in zip(chosen, outcomes):
+                    if isinstance(outcome, CudaError):
+                        raise outcome
+                    results[i] = outcome
         except CudaError as error:
             raise ReadError(str(error), sticky=error.code != _OUT_OF_MEMORY) from error
         return [outcome for outcome in results if outcome is not None]
@@ -228,6 +246,13 @@ class CudaRuntime:
             stack.enter_context(self.driver.context(device))
             stack.enter_context(self.driver.relaxed_capture_mode())
             yield
+
+
+@lru_cache(maxsize=1)
+def _load(_pid: int) -> CudaRuntime | None:
+    """By process: what a forked child inherits belongs to its parent's context."""
+    driver = CudaDriver.load()
+    return None if driver is None else CudaRuntime(driver, driver.is_capturing)
 
 
 def _region(view: TensorView) -> Region:

@@ -46,6 +46,7 @@ class GraphWatch:
     replayed: Callable[[Capture], None]  # after a counted replay
     replay_number: int = 0
     open: dict[int, Capture] = attrs.field(factory=dict)
+    _replayer: int = 0  # the thread that replayed last
     _foreign: dict[int, Capture] = attrs.field(factory=dict)
     _origins: dict[int, Capture] = attrs.field(factory=dict)  # by the stream they began on
     _graphs: dict[int, GraphEntry] = attrs.field(factory=dict)
@@ -54,20 +55,22 @@ class GraphWatch:
     _replays: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     def install(self, patches: Patches) -> None:
-        """Wraps the four methods of the graph class that is in force now."""
+        """Wraps methods of the graph class that is in force now."""
         from torch.cuda import CUDAGraph
 
-        for name, after, on_error in (
-            ("capture_begin", self._began, None),
-            ("capture_end", self._ended, self._failed),
-            ("replay", self._replayed, None),
-            ("reset", self._was_reset, None),
+        for name, before, after, on_error in (
+            ("capture_begin", self._beginning, self._began, None),
+            ("capture_end", None, self._ended, self._failed),
+            ("replay", None, self._replayed, None),
+            ("reset", None, self._was_reset, None),
+            ("raw_cuda_graph", None, self._was_shown, None),
         ):
-            patches.wrap(CUDAGraph, name, self._wrapper(patches, after, on_error))
+            patches.wrap(CUDAGraph, name, self._wrapper(patches, before, after, on_error))
 
     def _wrapper(
         self,
         patches: Patches,
+        before: Callable[[], None] | None,
         after: Callable[[Any], None],
         on_error: Callable[[Any], None] | None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -77,6 +80,8 @@ class GraphWatch:
             def method(graph: Any, *args: Any, **kwargs: Any) -> Any:
                 if not patches.active:
                     return original(graph, *args, **kwargs)
+                if before is not None:
+                    contain("graph watch", before)
                 try:
                     result = original(graph, *args, **kwargs)
                 except BaseException:
@@ -136,6 +141,11 @@ class GraphWatch:
 
     # What the wrappers tell
 
+    def _beginning(self) -> None:
+        # Host only. From now on no flush of another thread may touch this stream.
+        device = self.runtime.current_device()
+        self.runtime.note_stream(device, self.runtime.current_stream(device))
+
     def _began(self, graph: Any) -> None:
         stream = self.runtime.current_stream(self.runtime.current_device())
         cuda_id = self.runtime.capture_id(stream)
@@ -169,11 +179,15 @@ class GraphWatch:
         entry = self._graphs.get(id(graph))
         if entry is None or entry.capture is None or entry.ref() is not graph:
             return
-        stream = self.runtime.current_stream(self.runtime.current_device())
+        device = self.runtime.current_device()
+        stream = self.runtime.current_stream(device)
         if self.runtime.capturing(stream):
-            entry.capture.nested = True
+            entry.capture.copied = True
             return  # a child of the capture that is open: nothing ran
         capture = entry.capture
+        if stream != capture.replay_stream or self._replayer != threading.get_ident():
+            self._replayer = threading.get_ident()
+            self.runtime.note_stream(device, stream)
         capture.replay_number = self.replay_number = next(self._replays)
         capture.replay_stream = stream
         capture.replays += 1
@@ -186,6 +200,12 @@ class GraphWatch:
         entry = self._graphs.get(id(graph))
         if entry is not None and entry.ref() is graph:
             self._drop(entry)
+
+    def _was_shown(self, graph: Any) -> None:
+        """The program has the graph's handle: it may make graphs of its own from it."""
+        entry = self._graphs.get(id(graph))
+        if entry is not None and entry.capture is not None and entry.ref() is graph:
+            entry.capture.copied = True
 
     # Bookkeeping
 
@@ -217,6 +237,8 @@ class GraphWatch:
     def forget(self) -> None:
         """Closes every capture's books: what was not replayed by now counts as never replayed."""
         for entry in list(self._graphs.values()):
+            if entry.capture is not None and entry.ref() is not None:
+                entry.capture.copied = True  # the graph itself lives on, unwatched
             self._drop(entry)
         self._graphs.clear()
 

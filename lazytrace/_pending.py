@@ -85,7 +85,7 @@ class Capture:
     graph_storages: tuple[int, ...] | None = None
     gone: bool = False
     pending_runs: int = 0  # of which the queue keeps count
-    nested: bool = False  # it was replayed into another capture, which holds a copy of it
+    copied: bool = False  # something else may hold a copy of its nodes, and run them
     replays_seen: int = 0  # at_launch mode: the replays up to the latest reading
     probed: list[Run] = attrs.field(factory=list)  # at_launch mode: the runs that have probes
     views: dict[int, TensorView] = attrs.field(factory=dict)

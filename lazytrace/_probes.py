@@ -75,6 +75,9 @@ class LaunchProbes(Protocol):
     def forget(self, capture: int) -> None:
         """Gives back what the probes of a capture shared, all of them released."""
 
+    def close(self) -> None:
+        """Frees what nothing can write to any more; no probe is taken afterwards."""
+
 
 @attrs.define(eq=False)
 class ProbedLaunch:
@@ -93,7 +96,7 @@ class ProbedLaunch:
     after: Probe | None = None
     unplaced: str | None = None
 
-    def placed(self) -> list[Probe]:
-        """The probes that were enqueued."""
-        after = self.after if self.unplaced is None else None
+    def placed(self, unplaced: str | None) -> list[Probe]:
+        """The probes that were enqueued, ``unplaced`` being what it was at that time."""
+        after = self.after if unplaced is None else None
         return [probe for probe in (self.before, after) if probe is not None]

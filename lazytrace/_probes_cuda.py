@@ -74,7 +74,7 @@ def _launch_engine(device: int) -> Any:
 
 @attrs.define
 class CudaProbes:
-    """Implements LaunchProbes through the driver alone; memory is ours, and never freed.
+    """Implements LaunchProbes through the driver alone, in memory of our own.
 
     ``current`` is the calling thread's device, None while the program has not initialised CUDA.
     ``on`` makes a device current for a block, in relaxed capture mode; ``stream`` is our own
@@ -89,6 +89,7 @@ class CudaProbes:
     engine: Callable[[int], Any] = _launch_engine
     most_bytes: int = 128 << 20
     _devices: dict[int, _Device] = attrs.field(factory=dict)
+    _taken: set[int] = attrs.field(factory=set)  # the identities of probes that have a block
     _unsettled: deque[CudaProbe] = attrs.field(factory=deque)
     _plans: weakref.WeakKeyDictionary[ProbeViews, LaunchPlan] = attrs.field(
         factory=weakref.WeakKeyDictionary
@@ -155,7 +156,9 @@ class CudaProbes:
         block = held.slots.take(plan.partials_offset)
         if block is None:
             return "no_slot"
-        return CudaProbe(views.views, plan, device, capture, block, ready=bool(plan.inline))
+        probe = CudaProbe(views.views, plan, device, capture, block, ready=bool(plan.inline))
+        self._taken.add(id(probe))
+        return probe
 
     def _plan(self, views: ProbeViews) -> LaunchPlan:
         plan = self._plans.get(views)
@@ -228,6 +231,7 @@ class CudaProbes:
         assert isinstance(probe, CudaProbe)
         block, probe.block = probe.block, None
         if block is not None and not probe.lost:
+            self._taken.discard(id(probe))
             self._devices[probe.device].slots.release(block)
 
     def forget(self, capture: int) -> None:
@@ -235,6 +239,21 @@ class CudaProbes:
         for held in self._devices.values():
             for key in [key for key in held.scratch if key[0] == capture]:
                 held.slots.release(held.scratch.pop(key))
+
+    def close(self) -> None:
+        """Frees the memory, unless a graph may still write there."""
+        in_graphs = any(
+            capture is not None for held in self._devices.values() for capture, _ in held.scratch
+        )
+        if self._taken or in_graphs:
+            return
+        devices, self._devices = self._devices, {}
+        for index, held in devices.items():
+            try:
+                with self.on(index):
+                    held.slots.free()
+            except CudaError:
+                continue  # a lost device has freed it already
 
 
 def _results(probe: CudaProbe, slots: bytes) -> list[ProbeResult]:

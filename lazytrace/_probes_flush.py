@@ -48,7 +48,7 @@ class ProbeFlusher(Flusher):
         Flusher._gone(self, capture)
 
     def _give_up(self, capture: Capture) -> None:
-        if not capture.nested:  # else a graph that holds a copy of this one may still run
+        if not capture.copied:  # else what holds a copy of this graph may still run it
             self.slots.release(capture.probed)
             self.prober.probes.forget(capture.id)
         capture.probed.clear()
@@ -82,9 +82,9 @@ class ProbeFlusher(Flusher):
         return completed, None if len(finished) == len(runs) else "launches are under way"
 
     def _write_readings(self, run: Run, seen: SeenLaunch, raced: bool) -> None:
-        readings = seen.readings(captured=run.capture is not None, raced=raced)
+        readings = self.slots.readings(run, seen, raced=raced)
         if readings:
-            self.journal.write(ValuesLine((run.id,), self.slots.failed(readings)))
+            self.journal.write(ValuesLine((run.id,), readings))
 
     def _finish_probed(self, capture: Capture, replays: int) -> int:
         capture.replays_seen = replays

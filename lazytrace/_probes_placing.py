@@ -132,18 +132,22 @@ class Prober:
 
     # Slots
 
-    def prepare(self) -> None:
-        """Prepares the current device, where the program has made it ready for that."""
-        if not self.capturing() and self.runtime.refusal() is None:
-            device = self.runtime.current_device()
-            reason = self.probes.prepare()
-            if reason != NOT_PREPARED:
-                self._prepared[device] = reason
+    def prepare(self) -> str | None:
+        """Prepares the current device; why not, if the program is not in a state for that."""
+        if self.capturing():
+            return NOT_PREPARED
+        refusal = self.runtime.refusal()
+        if refusal is not None:
+            return refusal
+        reason = self.probes.prepare()
+        if reason != NOT_PREPARED:
+            self._prepared[self.runtime.current_device()] = reason
+        return reason
 
     def _prepare(self, run: Run) -> str | None:
-        if run.device not in self._prepared and run.capture is None:
-            self.prepare()
-        return self._prepared.get(run.device, NOT_PREPARED)
+        if run.device in self._prepared:
+            return self._prepared[run.device]
+        return NOT_PREPARED if run.capture is not None else self.prepare()
 
     def relieve(self) -> None:
         """Makes room for further probes, and lets a device that was refused be tried again."""

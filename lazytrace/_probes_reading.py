@@ -30,10 +30,11 @@ _FINITE = TensorStats()
 class SeenLaunch:
     """What the probes of one launch saw, by argument path: as it began, and as it ended.
 
-    ``complete``: every probe that was placed has run.
+    ``unplaced`` is the launch's own before the reading: its exit hook may come meanwhile.
     """
 
     launch: ProbedLaunch
+    unplaced: str | None
     inputs: Mapping[str, ProbeResult]
     outputs: Mapping[str, ProbeResult]
 
@@ -73,7 +74,7 @@ class SeenLaunch:
                 path,
                 places,
                 seen,
-                self.launch.unplaced if point is Point.AFTER_LAUNCH else None,
+                self.unplaced if point is Point.AFTER_LAUNCH else None,
                 point,
                 captured,
                 raced,
@@ -152,21 +153,27 @@ def _of_run(seen: ProbeResult, run: int) -> ProbeResult | None:
 class ProbeReader:
     """Reads the probes of launches whose work is done, and gives their slots back.
 
-    ``broken`` keeps the error of a device that will answer no more.
+    ``broken`` keeps the error of a device that will answer no more. ``data_reason`` says why no
+    bytes are kept, where some were asked for.
     """
 
     probes: LaunchProbes
     ignore: tuple[Ignore, ...] = ()
+    data_reason: str | None = None
     broken: str | None = None
 
     def read(self, runs: Sequence[Run]) -> tuple[dict[int, SeenLaunch], str | None]:
         """What was seen, by run id; why the rest stays due, if it does."""
         launches = {run.id: run.probed for run in runs if run.probed is not None}
-        probes = [probe for launch in launches.values() for probe in launch.placed()]
         if self.broken is not None:
-            return {
-                number: _failed(launch, self.broken) for number, launch in launches.items()
-            }, None
+            lost = self.broken
+            return {number: _failed(launch, lost) for number, launch in launches.items()}, None
+        unplaced = {number: launch.unplaced for number, launch in launches.items()}
+        probes = [
+            probe
+            for number, launch in launches.items()
+            for probe in launch.placed(unplaced[number])
+        ]
         try:
             results = self.probes.read(probes) if probes else []
         except ReadError as error:
@@ -175,17 +182,19 @@ class ProbeReader:
             self.broken = str(error)
             return self.read(runs)
         by_probe = {id(probe): seen for probe, seen in zip(probes, results)}
-        return {number: _seen(launch, by_probe) for number, launch in launches.items()}, None
-
-    def failed(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
-        """The readings, marked as failed where the device is lost."""
-        if self.broken is None:
-            return dict(readings)
-        lost = Reading(ArgState.FAILED, self.broken)
         return {
-            path: lost if reading.reason == self.broken else reading
-            for path, reading in readings.items()
-        }
+            number: _seen(launch, unplaced[number], by_probe) for number, launch in launches.items()
+        }, None
+
+    def readings(self, run: Run, seen: SeenLaunch, *, raced: bool) -> dict[str, Reading]:
+        """The readings of a launch's arguments, as the trace is to have them."""
+        readings = seen.readings(captured=run.capture is not None, raced=raced)
+        for path, reading in readings.items():
+            if self.broken is not None and reading.reason == self.broken:
+                readings[path] = Reading(ArgState.FAILED, self.broken)
+            elif self.data_reason is not None:
+                readings[path] = attrs.evolve(reading, data_reason=self.data_reason)
+        return readings
 
     def problems(self, run: Run, seen: SeenLaunch, *, raced: bool) -> list[Problem]:
         """What the launch found or left that is not finite: of each argument the first time."""
@@ -206,9 +215,7 @@ class ProbeReader:
 
     def in_flight(self, run: Run, seen: SeenLaunch) -> bool:
         """Whether an eager launch may still be under way, whatever its stream says."""
-        open_elsewhere = (
-            seen.launch.unplaced == LAUNCH_FAILED and run.thread != threading.get_ident()
-        )
+        open_elsewhere = seen.unplaced == LAUNCH_FAILED and run.thread != threading.get_ident()
         return self.broken is None and (open_elsewhere or not seen.complete)
 
     def release(self, runs: Iterable[Run]) -> None:
@@ -223,13 +230,16 @@ class ProbeReader:
                         self.probes.release(probe)
 
 
-def _seen(launch: ProbedLaunch, results: Mapping[int, list[ProbeResult]]) -> SeenLaunch:
+def _seen(
+    launch: ProbedLaunch, unplaced: str | None, results: Mapping[int, list[ProbeResult]]
+) -> SeenLaunch:
     def by_path(probe: Probe | None, places: Mapping[str, int]) -> dict[str, ProbeResult]:
         seen = results.get(id(probe))
         return {} if seen is None else {path: seen[place] for path, place in places.items()}
 
     return SeenLaunch(
         launch,
+        unplaced,
         by_path(launch.before, launch.inputs),
         by_path(launch.after, launch.outputs),
     )
@@ -237,6 +247,5 @@ def _seen(launch: ProbedLaunch, results: Mapping[int, list[ProbeResult]]) -> See
 
 def _failed(launch: ProbedLaunch, reason: str) -> SeenLaunch:
     lost = ProbeResult(0, None, reason)
-    return SeenLaunch(
-        launch, dict.fromkeys(launch.inputs, lost), dict.fromkeys(launch.outputs, lost)
-    )
+    inputs, outputs = (dict.fromkeys(side, lost) for side in (launch.inputs, launch.outputs))
+    return SeenLaunch(launch, None, inputs, outputs)

@@ -1,8 +1,9 @@
 """Device memory for probes: small blocks, zero when free, taken and given back without a lock.
 
-Blocks are cut from slabs that are allocated outside captures only and never freed: a graph may
-outlive the tracer, and its nodes then still write here. Whatever is taken away goes through one
-call of a deque, so that hooks on several threads, or a signal handler's, do each other no harm.
+Blocks are cut from slabs that are allocated outside captures only, and freed only when all were
+given back: a graph may outlive the tracer, and its nodes then still write here. Whatever is taken
+away goes through one call of a deque, so that hooks on several threads, or a signal handler's, do
+each other no harm.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Protocol
 import attrs
 
 CHUNK_BYTES = 1 << 16
-_FIRST_SLAB_BYTES = 4 << 20
+_FIRST_SLAB_BYTES = 16 << 20  # for some ten thousand launches of a few tensors
 _MOST_BYTES = 128 << 20
 _SIZES = tuple(1 << power for power in range(9, 17))  # of blocks; the largest is a chunk
 _GAP_BYTES = 4096  # copied along rather than starting another copy
@@ -27,6 +28,7 @@ class Driver(Protocol):
     def device_alloc(self, size_bytes: int) -> int: ...
     def host_alloc(self, size_bytes: int) -> int: ...
     def device_free(self, address: int) -> None: ...
+    def host_free(self, address: int) -> None: ...
     def copy_to_device(self, device: int, host: int, size_bytes: int, stream: int) -> None: ...
     def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None: ...
     def stream_synchronize(self, stream: int) -> None: ...
@@ -57,6 +59,7 @@ class Slots:
     stream: int
     most_bytes: int = _MOST_BYTES
     total_bytes: int = 0
+    _slabs: list[SlotBlock] = attrs.field(factory=list)
     _chunks: deque[SlotBlock] = attrs.field(factory=deque)
     _free: dict[int, deque[SlotBlock]] = attrs.field(
         factory=lambda: {size: deque() for size in _SIZES}
@@ -91,8 +94,10 @@ class Slots:
 
     @property
     def is_low(self) -> bool:
-        """Whether less than half of the memory is left uncut."""
-        return len(self._chunks) * CHUNK_BYTES * 2 < self.total_bytes or not self.total_bytes
+        """Whether less than half of the memory is free."""
+        free = len(self._chunks) * CHUNK_BYTES
+        free += sum(len(blocks) * size for size, blocks in self._free.items())
+        return 2 * free < self.total_bytes or not self.total_bytes
 
     def grow(self) -> bool:
         """Doubles the memory, within the bound; whether there is any more now."""
@@ -111,10 +116,23 @@ class Slots:
             raise
         slab = SlotBlock(device, host, size)
         self.total_bytes += size
+        self._slabs.append(slab)
         self._chunks.extend(
             slab.part(offset, CHUNK_BYTES) for offset in range(0, size, CHUNK_BYTES)
         )
         return True
+
+    def free(self) -> None:
+        """Frees all memory; no block may be in use."""
+        for blocks in (self._chunks, self._dirty, *self._free.values()):
+            blocks.clear()
+        slabs, self._slabs, self.total_bytes = self._slabs, [], 0
+        for slab in slabs:
+            self.driver.device_free(slab.device)
+            self.driver.host_free(slab.host)
+        if self._buffer is not None:
+            self.driver.host_free(self._buffer.host)
+            self._buffer = None
 
     def clean(self) -> None:
         """Zeroes the blocks that were given back, and lets them be taken again."""

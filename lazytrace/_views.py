@@ -169,17 +169,7 @@ class Views:
         dtype = getattr(arg, "dtype", None)
         pointer = int(arg.data_ptr())
         if isinstance(base, torch.Tensor):
-            view = self.tensor(base)
-            same_size = _opaque.itemsize(dtype, view.element_size) == view.element_size
-            return attrs.evolve(
-                view,
-                id=next(self._view_ids),
-                cls=type(arg),
-                data_ptr=pointer,
-                dtype=dtype,
-                unreadable=view.unreadable if same_size else "reinterpreted_size",
-                plain=False,
-            )
+            return self._wrapped(self.tensor(base), type(arg), pointer, dtype)
         shape = _opaque.ints(getattr(arg, "shape", None)) or ()
         return TensorView(
             next(self._view_ids),
@@ -198,6 +188,26 @@ class Views:
             unreadable="no_storage",
             plain=False,
         )
+
+    def _wrapped(self, base: TensorView, cls: Any, pointer: int, dtype: Any) -> TensorView:
+        """The view of a wrapper of a tensor; the same object for the same wrapping."""
+        entry = None if base.ref is None else self._storages.get(id(base.ref))
+        key = (base.id, cls, pointer, str(dtype))
+        view = None if entry is None else entry.views.get(key)
+        if view is None:
+            same_size = _opaque.itemsize(dtype, base.element_size) == base.element_size
+            view = attrs.evolve(
+                base,
+                id=next(self._view_ids),
+                cls=cls,
+                data_ptr=pointer,
+                dtype=dtype,
+                unreadable=base.unreadable if same_size else "reinterpreted_size",
+                plain=False,
+            )
+            if entry is not None:
+                entry.views[key] = view
+        return view
 
     def _new_storage(self, ref: weakref.ref[Any]) -> StorageEntry:
         if len(self._storages) >= self._sweep_at:

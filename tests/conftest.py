@@ -69,7 +69,7 @@ def _hooked() -> dict[str, object]:
         "torch.cuda.Stream.synchronize": torch.cuda.Stream.synchronize,
         "torch.accelerator.synchronize": torch.accelerator.synchronize,
     }
-    for name in ("capture_begin", "capture_end", "replay", "reset"):
+    for name in ("capture_begin", "capture_end", "replay", "reset", "raw_cuda_graph"):
         found[f"CUDAGraph.{name}"] = getattr(graph, name, None)
     for name in ("launch_enter_hook", "launch_exit_hook"):
         hook = getattr(triton.knobs.runtime, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import at_launch_kernels
 import attrs
 import case_kernels
@@ -10,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from at_launch_kernels import SIZE, Model
+from at_launch_kernels import Model
 
 import lazytrace
 from lazytrace._simulator.probes import NODE_NAME, SimulatedProbes
@@ -745,7 +747,74 @@ def test_without_a_device_the_records_say_so():
     lazytrace.disable()
 
 
-def test_size_is_what_the_model_is_made_of(simulated):
-    """The model's launches cover its tensors."""
-    model = Model.on("cpu")
-    assert model.x.numel() == SIZE
+def test_threads_launch_and_flush_at_once(simulated):
+    """Four threads launch, one flushes all the while: each launch keeps its own values."""
+    tensors = [torch.zeros(4) for _ in range(4)]
+    at_launch_kernels.bias_[(1,)](tensors[0], 4, 0.0, -1, BLOCK=4)
+    stop, failures = threading.Event(), []
+
+    def guarded(body):
+        def run():
+            try:
+                body()
+            except Exception as error:  # noqa: BLE001 - shown by the thread that waits
+                failures.append(error)
+
+        return threading.Thread(target=run)
+
+    def launching(number):
+        def body():
+            for _ in range(12):
+                at_launch_kernels.bias_[(1,)](tensors[number], 4, 1.0, -1, BLOCK=4)
+
+        return body
+
+    def flushing():
+        while not stop.is_set():
+            torch.cuda.synchronize()
+            tracer.flush()
+
+    with at_launch() as tracer:
+        threads = [guarded(launching(number)) for number in range(4)]
+        flusher = guarded(flushing)
+        for thread in (*threads, flusher):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stop.set()
+        flusher.join()
+        records = tracer.records()
+        assert used(tracer) == 0
+        assert tracer.problems() == []
+    assert failures == []
+    for storage in {record.args["x"].storage for record in records}:
+        mine = [record for record in records if record.args["x"].storage == storage]
+        assert [sides(record) for record in mine] == [
+            ((float(step), None), (step + 1.0, None)) for step in range(12)
+        ]
+
+
+def test_bytes_are_not_kept_and_the_record_says_so(simulated, tmp_path):
+    """save_tensors has no effect on values read at the launch, and that is stated."""
+    x = ones(simulated)
+    with at_launch(out=tmp_path / "t.ndjson", save_tensors=64) as tracer:
+        double(x)
+        arg = tracer.records()[0].args["x"]
+    assert (arg.data, arg.data_after) == (None, None)
+    assert "at_launch" in arg.data_reason
+
+
+def test_a_forked_child_says_why_it_reads_nothing(simulated):
+    """Whatever keeps a thread from reading keeps it from preparing, under its own name."""
+
+    @attrs.frozen
+    class Refused(SimulatedRuntime):
+        def refusal(self):
+            return "forked_child"
+
+    simulated.simulation.driver.lazytrace_runtime = Refused(simulated.simulation)
+    x = ones(simulated)
+    with at_launch() as tracer:
+        double(x)
+        (record,) = tracer.records()
+    assert (record.args["x"].state, record.args["x"].reason) == ("skipped", "forked_child")

@@ -71,6 +71,7 @@ def test_fidelity_is_judged_by_the_controls(
         ("launch_overhead", ["--rounds", "1", "--launches", "20"], 30),
         ("benchmark_fidelity", ["--rounds", "1"], 4),
         ("memory", ["--launches", "500"], 2),
+        ("at_launch", ["--rounds", "1", "--launches", "20"], 2),
     ],
 )
 def test_each_script_runs_and_gives_json(

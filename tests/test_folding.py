@@ -10,6 +10,8 @@ import case_kernels
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import lazytrace
 from lazytrace.testing import simulate
@@ -251,6 +253,24 @@ def test_tuples_are_compared_by_what_they_hold():
             launch(x, argument)
         counts = [record.count for record in tracer.records()]
     assert counts == [2, 1, 1, 2]
+
+
+def test_wrapped_tensors_fold_by_what_they_wrap():
+    """triton.reinterpret makes a new wrapper for each launch: equal ones are one argument."""
+    x, y = torch.full((4,), 2.0), torch.ones(4)
+    with lazytrace.trace(eager_samples=None) as tracer:
+        for tensor, dtype in ((x, tl.int32), (x, tl.int32), (x, tl.float32), (y, tl.float32)):
+            launch(triton.reinterpret(tensor, dtype))
+        launch(y)
+        shown = [(r.count, r.args["x"].type, r.args["x"].dtype) for r in tracer.records()]
+        values = [record.args["x"].values.max for record in tracer.records()]
+    assert shown == [
+        (2, "TensorWrapper", "int32"),
+        (1, "TensorWrapper", "float32"),
+        (1, "TensorWrapper", "float32"),
+        (1, "Tensor", "float32"),
+    ]
+    assert values == [0x40000000, 2.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

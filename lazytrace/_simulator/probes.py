@@ -78,6 +78,8 @@ class ProbeNode:
 
     def run(self, device: Device, poison: Poison) -> None:
         """Reads what the views hold now, from the memory that a replay sees."""
+        if not device.execute:
+            return
         with device.computing():
             memory = [operand.memory(poison) for operand in self.operands]
             self.probe.take_in(self.engine.read([m[0] for m in memory], [m[1] for m in memory]))
@@ -139,6 +141,9 @@ class SimulatedProbes:
 
     def forget(self, capture: int) -> None:
         """Probes share nothing here."""
+
+    def close(self) -> None:
+        """There is nothing to free."""
 
 
 def _next(before: ProbeResult, outcome: TensorStats | Exception) -> ProbeResult:

@@ -192,7 +192,8 @@ def test_a_timed_span_holds_no_device_work_of_ours():
         with torch.cuda.graph(graph):
             for _ in range(5):
                 kernels.axpy[(4,)](x, x, out, n, 2.0, BLOCK=1024)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        cuda = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=cuda, acc_events=True) as profile:
             start.record()
             for _ in range(100):
                 graph.replay()
