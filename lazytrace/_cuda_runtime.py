@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import ExitStack, contextmanager
@@ -112,7 +114,8 @@ class CudaRuntime:
     def graph_ranges(self, graph: Any) -> list[tuple[int, int]] | None:
         """The segments of the graph's memory pool, from the allocator's snapshot."""
         pool = tuple(graph.pool())
-        segments = torch.cuda.memory_snapshot(pool)  # type: ignore[no-untyped-call]
+        with _same_reference_counts(pool):
+            segments = torch.cuda.memory_snapshot(pool)  # type: ignore[no-untyped-call]
         return [
             (segment["address"], segment["address"] + segment["total_size"])
             for segment in segments
@@ -246,6 +249,22 @@ class CudaRuntime:
             stack.enter_context(self.driver.context(device))
             stack.enter_context(self.driver.relaxed_capture_mode())
             yield
+
+
+@contextmanager
+def _same_reference_counts(numbers: Sequence[int]) -> Iterator[None]:
+    """Keeps torch from freeing the pool's two numbers.
+
+    memory_snapshot(pool), in torch 2.11, gives back references that it never took. That is seen
+    only once an id exceeds 256: smaller integers are never freed.
+    """
+    counts = [sys.getrefcount(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, count in zip(numbers, counts):
+            for _ in range(count - sys.getrefcount(number)):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
 
 
 @lru_cache(maxsize=1)

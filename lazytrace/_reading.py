@@ -77,7 +77,7 @@ class ViewReader:
         results: dict[int, ViewResult] = {}
         readable: list[_Readable] = []
         for view in views:
-            storage = None if view.ref is None else view.ref()
+            storage = view.alive()
             refused = self._refused(view, storage)
             if refused is not None:
                 results[view.id] = refused

@@ -61,6 +61,13 @@ class TensorView:
     plain: bool = True  # its class does not intercept what tells one view from another
     _arg: TensorArg | None = None
 
+    def alive(self) -> Any:
+        """The storage, held alive by the caller from now on; None if it is gone."""
+        storage = None if self.ref is None else self.ref()
+        if storage is not None:
+            storage._fix_weakref()  # else torch may free its memory under our reference
+        return storage
+
     @property
     def numel(self) -> int:
         """Logical elements."""
