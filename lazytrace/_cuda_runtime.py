@@ -258,13 +258,18 @@ def _same_reference_counts(numbers: Sequence[int]) -> Iterator[None]:
     memory_snapshot(pool), in torch 2.11, gives back references that it never took. That is seen
     only once an id exceeds 256: smaller integers are never freed.
     """
-    counts = [sys.getrefcount(number) for number in numbers]
+    before = _reference_counts(numbers)
     try:
         yield
     finally:
-        for number, count in zip(numbers, counts):
-            for _ in range(count - sys.getrefcount(number)):
+        after = _reference_counts(numbers)
+        for position, number in enumerate(numbers):
+            for _ in range(before[position] - after[position]):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+
+
+def _reference_counts(numbers: Sequence[int]) -> list[int]:
+    return [sys.getrefcount(number) for number in numbers]
 
 
 @lru_cache(maxsize=1)
