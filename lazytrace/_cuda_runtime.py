@@ -258,12 +258,13 @@ def _same_reference_counts(numbers: Sequence[int]) -> Iterator[None]:
     memory_snapshot(pool), in torch 2.11, gives back references that it never took. That is seen
     only once an id exceeds 256: smaller integers are never freed.
     """
-    before = _reference_counts(numbers)
+    held = [*numbers]  # so that none is freed before its references are given back
+    before = _reference_counts(held)
     try:
         yield
     finally:
-        after = _reference_counts(numbers)
-        for position, number in enumerate(numbers):
+        after = _reference_counts(held)
+        for position, number in enumerate(held):
             for _ in range(before[position] - after[position]):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
 
