@@ -77,6 +77,12 @@ class Describer:
         known.recognised = recogniser(known.items, args)
         return True
 
+    def recognisable(self, described: ArgSet) -> bool:
+        """Whether these arguments can be recognised: plain tensors and plain values only."""
+        return described.described is None and all(
+            view.plain and view.ref is not None for _, view in described.views
+        )
+
     def describe(
         self,
         names: Sequence[str],

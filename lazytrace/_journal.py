@@ -49,6 +49,7 @@ class Journal:
 
     def close_runs(self) -> None:
         """Lets no later launch join a run that is known now."""
+        self.queue.renew_token()
         for run in (*self._growing, *list(self.queue.new)):
             run.closed = True
 

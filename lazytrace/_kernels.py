@@ -15,6 +15,7 @@ from lazytrace.records import KernelInfo, Role
 if TYPE_CHECKING:
     from lazytrace._describe import ArgSet
     from lazytrace._pending import Run
+    from lazytrace._repeat import Repeat
     from lazytrace._views import TensorView
 
 _STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
@@ -27,7 +28,7 @@ class KernelEntry:
     """One compiled kernel as the hook knows it.
 
     ``samples_left`` counts the eager launches whose values are still to be read (None: all);
-    ``last`` is the kernel's latest run, which an identical launch joins.
+    ``last`` is the kernel's latest run, which an identical launch joins, by ``repeat`` if it can.
     """
 
     id: int
@@ -39,6 +40,8 @@ class KernelEntry:
     samples_left: int | None
     info: KernelInfo
     last: Run | None = None
+    repeat: Repeat | None = None
+    first: bool = True  # not launched yet
     arg_sets: dict[tuple[Any, ...], ArgSet] = attrs.field(factory=dict)
     written: bool = False
     _has_roles: bool = False

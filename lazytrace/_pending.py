@@ -131,7 +131,8 @@ class PendingQueue:
 
     ``new``: runs that the trace does not know yet. ``eager``: eager runs whose values are due.
     ``armed``: captures whose first replay was submitted. ``gone``: captures whose graph was reset
-    or destroyed. ``ended``: captures that ended or failed.
+    or destroyed. ``ended``: captures that ended or failed. ``token`` is replaced when a further
+    launch must be looked at in full, although it may look like the one before.
     """
 
     max_pending: int
@@ -140,8 +141,13 @@ class PendingQueue:
     armed: deque[Capture] = attrs.field(factory=deque)
     gone: deque[Capture] = attrs.field(factory=deque)
     ended: deque[Capture] = attrs.field(factory=deque)
+    token: object = attrs.field(factory=object)
     captured: int = 0
     refused: int = 0
+
+    def renew_token(self) -> None:
+        """Lets no launch be counted as a repeat of an earlier one without a full look."""
+        self.token = object()
 
     @property
     def full(self) -> bool:

@@ -19,6 +19,8 @@ from lazytrace._graphs import GraphWatch
 from lazytrace._kernels import KernelEntry, KernelRegistry
 from lazytrace._pending import Capture, Group, PendingQueue, Run
 from lazytrace._probes_placing import Prober
+from lazytrace._recognise import recogniser
+from lazytrace._repeat import repeat_of
 from lazytrace._runtime import Runtime
 from lazytrace.config import Options
 from lazytrace.records import ArgState, Frame, Outcome, Phase
@@ -56,14 +58,14 @@ class Recorder:
     mark: str | None = None
     paused: int = 0
     last_id: int = -1
-    _ids: Iterator[int] = attrs.field(factory=itertools.count)
-    _write_at: int = attrs.field(init=False)
+    ids: Iterator[int] = attrs.field(factory=itertools.count)
+    write_at: int = attrs.field(init=False)
     _written_at: float = 0.0
     _stacks: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._stacks = self.options.stacks
-        self._write_at = 0 if self.to_file else _MEMORY_LAUNCHES
+        self.write_at = 0 if self.to_file else _MEMORY_LAUNCHES
 
     def launched(
         self,
@@ -72,8 +74,12 @@ class Recorder:
         stream: int,
         args: tuple[Any, ...],
         outcome: Outcome = Outcome.SUBMITTED,
+        number: int | None = None,
     ) -> None:
-        """Records one launch that is about to be submitted (or, ``outcome``, failed before)."""
+        """Records one launch that is about to be submitted (or, ``outcome``, failed before).
+
+        ``number`` is its id, if it has one already.
+        """
         if self.paused:
             return
         entry = self.kernels.known.get(id(kernel))
@@ -86,7 +92,7 @@ class Recorder:
         if grid.__class__ is not tuple:
             grid = tuple(grid)
         run = entry.last
-        number = next(self._ids)
+        number = next(self.ids) if number is None else number
         self.last_id = number
         if run is not None and not (
             run.id + run.count == number
@@ -107,9 +113,12 @@ class Recorder:
         if run is not None and described is run.args and not run.closed:
             self._join(run, entry)
         else:
-            self._begin(entry, kernel, grid, stream, described, capture, site, number, outcome)
-        if capture is None and number >= self._write_at:
-            self._write_point()
+            run = self._begin(
+                entry, kernel, grid, stream, described, capture, site, number, outcome
+            )
+        self._expect_repeat(entry, run, args)
+        if capture is None and number >= self.write_at:
+            self.write_point()
 
     def _join(self, run: Run, entry: KernelEntry) -> None:
         run.count += 1
@@ -121,6 +130,21 @@ class Recorder:
             capture.groups[run.args.id].launches += 1
         elif run.values is ArgState.PENDING and entry.samples_left:
             entry.samples_left -= 1
+
+    def _expect_repeat(self, entry: KernelEntry, run: Run, args: tuple[Any, ...]) -> None:
+        """Prepares for further launches of the run, where that can pay.
+
+        At once for a kernel's first launch, which is slow in any case; for other arguments when
+        they come a second time.
+        """
+        if entry.first and self.describer.recognisable(run.args):
+            run.args.recognised = recogniser(run.args.items, args)
+        entry.first = False
+        known = run.args.recognised
+        if known is None or self._stacks or self.prober or run.outcome is Outcome.FAILED:
+            entry.repeat = None
+        elif entry.last is run:
+            entry.repeat = repeat_of(self, entry, run, known)
 
     def _describe(self, entry: KernelEntry, args: tuple[Any, ...]) -> ArgSet:
         with torch._C.DisableTorchFunction():
@@ -143,7 +167,7 @@ class Recorder:
         site: tuple[Frame, ...] | None,
         number: int,
         outcome: Outcome,
-    ) -> None:
+    ) -> Run:
         if outcome is Outcome.SUBMITTED and 0 in grid[:3]:
             outcome = Outcome.EMPTY_GRID
         values, reason = self._plan(entry, capture, outcome)
@@ -175,7 +199,8 @@ class Recorder:
             self.queue.eager.append(run)
         entry.last = run
         self.queue.new.append(run)
-        self._write_at = min(self._write_at, self._deadline(number, entry))
+        self.write_at = min(self.write_at, self._deadline(number, entry))
+        return run
 
     def _plan(
         self, entry: KernelEntry, capture: Capture | None, outcome: Outcome
@@ -231,7 +256,8 @@ class Recorder:
             return number
         return number + _FILE_LAUNCHES
 
-    def _write_point(self) -> None:
+    def write_point(self) -> None:
+        """Brings the queue to the trace; not in a capture."""
         self._written_at = time.monotonic()
-        self._write_at = self.last_id + (_FILE_LAUNCHES if self.to_file else _MEMORY_LAUNCHES)
+        self.write_at = self.last_id + (_FILE_LAUNCHES if self.to_file else _MEMORY_LAUNCHES)
         self.write()

@@ -126,6 +126,7 @@ class Tracer:
     def mark(self, label: str | None) -> None:
         """Labels the launches that follow."""
         self._assembly.recorder.mark = label
+        self._assembly.queue.renew_token()
 
     def name_graph(self, graph: Any, name: str) -> None:
         """Names a graph in every record of its launches, also of those already captured."""
@@ -136,6 +137,7 @@ class Tracer:
         """Nothing is recorded in the block, on any thread."""
         recorder = self._assembly.recorder
         recorder.paused += 1
+        recorder.queue.renew_token()
         try:
             yield
         finally:

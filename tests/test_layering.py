@@ -20,6 +20,7 @@ CAPTURE = {
     "_describe",
     "_views",
     "_recognise",
+    "_repeat",
     "_opaque",
     "_kernels",
     "_call_site",
