@@ -6,8 +6,8 @@ kernels of 10 us and longer, and inside the A/A pairs' 5th to 95th percentile fo
 if n_repeat's ratio is inside the A/A interval or above 0.90. Before each measurement, traced or
 not, the kernel is launched 100 times, as in a program that has been running; with `--cold`
 do_bench_cudagraph follows enable() at once, and its estimate is taken over the first five launches
-of a kernel after the tracer has met it, which run with cold caches. In the simulator the clock is virtual:
-times and counts must be exactly equal.
+of a kernel after the tracer has met it, which run with cold caches. In the simulator the clock is
+virtual: times and counts must be exactly equal.
 """
 
 from __future__ import annotations

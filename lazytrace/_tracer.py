@@ -135,20 +135,22 @@ class Tracer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Nothing is recorded in the block, on any thread."""
-        recorder = self._assembly.recorder
-        recorder.paused += 1
-        recorder.queue.renew_token()
+        self._assembly.recorder.paused += 1
+        self._assembly.queue.renew_token()
         try:
             yield
         finally:
-            recorder.paused -= 1
+            self._assembly.recorder.paused -= 1  # a forked child's own recorder by now, perhaps
 
     def after_fork(self) -> None:
         """In a forked child: a trace of its own, nothing of the parent's."""
         if self._assembly.closed:
             return
-        self._assembly.patches.undo()
+        parent = self._assembly
+        parent.patches.undo()
         self._assembly = Assembly.open(self.options, child=True)
+        self._assembly.recorder.mark = parent.recorder.mark
+        self._assembly.recorder.paused = parent.recorder.paused
         self._assembly.install()
 
 

@@ -287,3 +287,23 @@ def test_a_fork_while_other_threads_launch_and_flush_hangs_nobody(light, hasty, 
 
         run_threads([launch, ask, forks])
         assert sum(record.count for record in tracer.records()) == launched[0]
+
+
+def test_a_forked_child_keeps_the_mark_and_the_pause(simulated, tmp_path):
+    """What the parent said of the launches that follow holds in the child too."""
+    out = tmp_path / "traces"
+    x = torch.ones(4)
+    with lazytrace.trace(out):
+        kernels.scale_[(1,)](x, 4, 2.0, BLOCK=4)
+        lazytrace.mark("before the fork")
+        with lazytrace.paused():
+            child = os.fork()
+            if child == 0:
+                kernels.scale_[(1,)](x, 4, 2.0, BLOCK=4)
+        if child == 0:
+            kernels.scale_[(1,)](x, 4, 2.0, BLOCK=4)
+            lazytrace.disable()
+            os._exit(0)
+        os.waitpid(child, 0)
+    (path,) = out.glob(f"*.{child}.ndjson")
+    assert [(r.count, r.mark) for r in lazytrace.read(path).launches] == [(1, "before the fork")]
