@@ -90,10 +90,13 @@ class Describer:
         args: Sequence[Any],
         known: dict[tuple[Any, ...], ArgSet],
         latest: ArgSet | None = None,
+        *,
+        quiet: bool = False,
     ) -> ArgSet:
         """The set that these arguments make; one of ``known`` (a kernel's own) if it is there.
 
         ``latest`` is the set of the kernel's launch before: most of its tensors come again.
+        ``quiet``: a capture may be open, which an object's own ``__repr__`` could break.
         """
         if len(names) != len(args):
             names = [*names[: len(args)], *(f"arg{i}" for i in range(len(names), len(args)))]
@@ -105,7 +108,7 @@ class Describer:
         else:
             items = [self._item(arg) for arg in args]
         if any(item is _COMPOUND for item in items):
-            return self._compound(names, constexprs, args, items, known)
+            return self._compound(names, constexprs, args, items, known, quiet)
         key = tuple(_key(item) for item in items)
         found = known.get(key)
         if found is None:
@@ -130,6 +133,7 @@ class Describer:
         args: Sequence[Any],
         items: list[Any],
         known: dict[tuple[Any, ...], ArgSet],
+        quiet: bool,
     ) -> ArgSet:
         """An argument set with tuples, descriptors or objects in it, described in full.
 
@@ -139,7 +143,7 @@ class Describer:
         finished: dict[str, Arg] = {}
         views: list[tuple[str, TensorView]] = []
         for position, (name, arg) in enumerate(zip(names, args)):
-            self._finish(name, arg, position in constexprs, finished, views)
+            self._finish(name, arg, position in constexprs, finished, views, quiet)
         key = tuple(
             _key(item) if item is not _COMPOUND else repr(finished[name])
             for name, item in zip(names, items)
@@ -164,6 +168,7 @@ class Describer:
         constexpr: bool,
         finished: dict[str, Arg],
         views: list[tuple[str, TensorView]],
+        quiet: bool,
         depth: int = 0,
     ) -> Arg:
         """Describes one argument and what it contains, each under its own path."""
@@ -172,17 +177,17 @@ class Describer:
             views.append((path, view))
             finished[path] = view.as_arg()
         elif isinstance(arg, tuple) and depth < _MAX_DEPTH:
-            self._finish_tuple(path, arg, constexpr, finished, views, depth)
+            self._finish_tuple(path, arg, constexpr, finished, views, quiet, depth)
         elif not constexpr and _opaque.is_descriptor(arg):
             finished[path] = NoneArg()  # keeps the descriptor before its base
-            base = self._finish(f"{path}.base", arg.base, False, finished, views)
-            finished[path] = _opaque.descriptor(arg, base)
+            base = self._finish(f"{path}.base", arg.base, False, finished, views, quiet)
+            finished[path] = _opaque.descriptor(arg, base, quiet=quiet)
         elif not constexpr and callable(getattr(arg, "data_ptr", None)):
             view = self._views.duck(arg)
             views.append((path, view))
             finished[path] = view.as_arg()
         else:
-            finished[path] = _opaque.plain_or_object(arg, constexpr=constexpr)
+            finished[path] = _opaque.plain_or_object(arg, constexpr=constexpr, quiet=quiet)
         return finished[path]
 
     def _finish_tuple(
@@ -192,13 +197,14 @@ class Describer:
         constexpr: bool,
         finished: dict[str, Arg],
         views: list[tuple[str, TensorView]],
+        quiet: bool,
         depth: int,
     ) -> None:
         fields: tuple[str, ...] | None = getattr(arg, "_fields", None)
         finished[path] = NoneArg()
         parts = [f".{field}" for field in fields] if fields else [f"[{i}]" for i in range(len(arg))]
         items = tuple(
-            self._finish(path + part, value, constexpr, finished, views, depth + 1)
+            self._finish(path + part, value, constexpr, finished, views, quiet, depth + 1)
             for part, value in zip(parts, arg)
         )
         finished[path] = TupleArg(type=type(arg).__name__, items=items, fields=fields)

@@ -1,11 +1,15 @@
 """Describes what is not a plain tensor: descriptors, wrappers, functions, any other object.
 
 Attributes of foreign objects are read, never called upon to print a tensor: a repr is capped, and
-one that raises or would touch a tensor is replaced by the class name.
+one that raises or would touch a tensor is replaced by the class name. A ``__repr__`` can also reach
+a tensor that no field shows; so where a capture may be open (``quiet``) none is called but those of
+classes that are known to print plain values only.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,6 +33,9 @@ _PLAIN = (bool, int, float, str, bytes, complex)
 _MAX_REPR = 512
 _MAX_VALUE = 4096
 _MAX_ATTRIBUTES = 32
+_MAX_ITEMS = 64
+_MAX_DEPTH = 3
+_TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _DESCRIPTOR_FIELDS = frozenset({"base", "shape", "strides", "block_shape", "padding", "layout"})
 _TRITON_DTYPES = {
     "fp16": "float16",
@@ -65,7 +72,7 @@ def is_descriptor(arg: Any) -> bool:
     return hasattr(arg, "block_shape") and hasattr(arg, "base")
 
 
-def descriptor(arg: Any, base: Arg) -> DescriptorArg:
+def descriptor(arg: Any, base: Arg, *, quiet: bool = False) -> DescriptorArg:
     """A tensor descriptor by its attributes; ``base`` is described by the caller."""
     layout = getattr(arg, "layout", None)
     padding = getattr(arg, "padding", None)
@@ -75,17 +82,23 @@ def descriptor(arg: Any, base: Arg) -> DescriptorArg:
         shape=ints(getattr(arg, "shape", None)),
         strides=ints(getattr(arg, "strides", None)),
         block_shape=ints(getattr(arg, "block_shape", None)),
-        padding=None if padding is None else str(padding)[:_MAX_REPR],
-        layout=None if layout is None else capped_repr(layout)[0],
-        attributes=_attributes(arg),
+        padding=None if padding is None else _padding(padding, quiet),
+        layout=None if layout is None else capped_repr(layout, quiet=quiet)[0],
+        attributes=_attributes(arg, quiet),
     )
 
 
-def plain_or_object(arg: Any, *, constexpr: bool) -> Arg:
+def _padding(padding: Any, quiet: bool) -> str:
+    if quiet and not _is_harmless(padding):
+        return f"<{type(padding).__name__}>"
+    return str(padding)[:_MAX_REPR]
+
+
+def plain_or_object(arg: Any, *, constexpr: bool, quiet: bool = False) -> Arg:
     """A value that is neither a tensor nor holds one."""
     wrapped = _constexpr_value(arg)
     if wrapped is not None:
-        return plain_or_object(wrapped[0], constexpr=True)
+        return plain_or_object(wrapped[0], constexpr=True, quiet=quiet)
     if arg is None:
         return NoneArg()
     if type(arg) is int:
@@ -96,7 +109,7 @@ def plain_or_object(arg: Any, *, constexpr: bool) -> Arg:
         return ConstexprArg(name, value, size) if constexpr else ScalarArg(name, value)
     if _is_function(arg):
         return FunctionArg(name, _function_name(arg))
-    text, size = capped_repr(arg)
+    text, size = capped_repr(arg, quiet=quiet)
     return ConstexprArg(name, text, size) if constexpr else ObjectArg(name, text, size)
 
 
@@ -106,9 +119,9 @@ def _integer(value: int, constexpr: bool) -> Arg:
     return ConstexprArg("int", value) if constexpr else ScalarArg("int", value)
 
 
-def capped_repr(arg: Any) -> tuple[str, int | None]:
+def capped_repr(arg: Any, *, quiet: bool = False) -> tuple[str, int | None]:
     """A repr of at most 512 characters, and the whole one's length where it was cut."""
-    if _holds_tensor(arg):
+    if _holds_tensor(arg) or (quiet and not _is_harmless(arg)):
         return f"<{type(arg).__name__}>", None
     if isinstance(arg, (bytes, bytearray, str)) and len(arg) > _MAX_REPR:
         return repr(arg[:_MAX_REPR])[:_MAX_REPR], len(arg)
@@ -149,15 +162,47 @@ def _holds_tensor(arg: Any, depth: int = 0) -> bool:
     """Whether printing an object would print a tensor: itself, in a container, or in a field."""
     if isinstance(arg, torch.Tensor):
         return True
-    if depth == 3:
+    if depth == _MAX_DEPTH:
         return False
     if isinstance(arg, (list, tuple, set, frozenset)):
-        inner: Any = itertools.islice(arg, 64)
+        inner: Any = itertools.islice(arg, _MAX_ITEMS)
     elif isinstance(arg, Mapping):
-        inner = itertools.islice(arg.values(), 64)
+        inner = itertools.islice(arg.values(), _MAX_ITEMS)
     else:
-        inner = itertools.islice(_fields(arg), 64)
+        inner = itertools.islice(_fields(arg), _MAX_ITEMS)
     return any(_holds_tensor(value, depth + 1) for value in inner)
+
+
+def _is_harmless(arg: Any, depth: int = 0) -> bool:
+    """Whether printing an object runs no code but that of Python, Triton and torch's values."""
+    cls = type(arg)
+    if arg is None or cls in _PLAIN or cls in _TORCH_VALUES or cls is type:
+        return True
+    method: Any = cls.__repr__
+    if cls.__module__.partition(".")[0] == "triton" or method is object.__repr__:
+        return True
+    if isinstance(arg, enum.Enum):
+        return method.__module__ == "enum" and _is_harmless(arg.value, depth)
+    if depth == _MAX_DEPTH:
+        return False
+    if cls in (list, tuple, set, frozenset):
+        inner: list[Any] = list(arg)
+    elif cls is dict:
+        inner = [*arg, *arg.values()]
+    elif _repr_is_generated(cls):
+        inner = list(_fields(arg))
+    else:
+        return False
+    return len(inner) <= _MAX_ITEMS and all(_is_harmless(value, depth + 1) for value in inner)
+
+
+def _repr_is_generated(cls: type) -> bool:
+    """Whether a class prints its fields, by a __repr__ that dataclasses or attrs wrote."""
+    method: Any = cls.__repr__
+    code = getattr(getattr(method, "__wrapped__", method), "__code__", None)
+    file = "" if code is None else code.co_filename
+    is_dataclass = dataclasses.is_dataclass(cls) and file == "<string>"
+    return is_dataclass or file.startswith("<attrs generated")
 
 
 def _fields(arg: Any) -> Iterator[Any]:
@@ -178,7 +223,7 @@ def _slot(member: MemberDescriptorType, arg: Any) -> Any:
         return None
 
 
-def _attributes(arg: Any) -> dict[str, Any]:
+def _attributes(arg: Any, quiet: bool) -> dict[str, Any]:
     """Further public attributes of a descriptor, as plain values or capped reprs."""
     found: dict[str, Any] = {}
     for name, value in list(getattr(arg, "__dict__", {}).items())[:_MAX_ATTRIBUTES]:
@@ -188,7 +233,7 @@ def _attributes(arg: Any) -> dict[str, Any]:
             found[name] = _capped_value(value)[0]
         else:
             numbers = ints(value)
-            found[name] = numbers if numbers is not None else capped_repr(value)[0]
+            found[name] = numbers if numbers is not None else capped_repr(value, quiet=quiet)[0]
     return found
 
 

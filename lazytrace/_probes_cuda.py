@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -91,6 +92,7 @@ class CudaProbes:
     _devices: dict[int, _Device] = attrs.field(factory=dict)
     _taken: set[int] = attrs.field(factory=set)  # the identities of probes that have a block
     _unsettled: deque[CudaProbe] = attrs.field(factory=deque)
+    _settling: threading.RLock = attrs.field(factory=threading.RLock)
     _plans: weakref.WeakKeyDictionary[ProbeViews, LaunchPlan] = attrs.field(
         factory=weakref.WeakKeyDictionary
     )
@@ -127,7 +129,14 @@ class CudaProbes:
                 continue  # a launch that finds no slot says so
 
     def settle(self) -> str | None:
-        """Copies the rows of captured probes to where their nodes will look for them."""
+        """Copies the rows of captured probes to where their nodes will look for them.
+
+        Also those of other threads' captures: a thread whose probes are being copied waits for it.
+        """
+        with self._settling:
+            return self._settle()
+
+    def _settle(self) -> str | None:
         probes = [self._unsettled.popleft() for _ in range(len(self._unsettled))]
         try:
             for index in {probe.device for probe in probes}:

@@ -109,7 +109,7 @@ class Recorder:
         if run is not None and not _function_mode_is_on() and self.describer.same(run.args, args):
             described = run.args
         else:
-            described = self._describe(entry, args)
+            described = self._describe(entry, args, quiet=bool(capture or self.graphs.open))
         if run is not None and described is run.args and not run.closed:
             self._join(run, entry)
         else:
@@ -146,7 +146,7 @@ class Recorder:
         elif entry.last is run:
             entry.repeat = repeat_of(self, entry, run, known)
 
-    def _describe(self, entry: KernelEntry, args: tuple[Any, ...]) -> ArgSet:
+    def _describe(self, entry: KernelEntry, args: tuple[Any, ...], *, quiet: bool) -> ArgSet:
         with torch._C.DisableTorchFunction():
             return self.describer.describe(
                 entry.arg_names,
@@ -154,6 +154,7 @@ class Recorder:
                 args,
                 entry.arg_sets,
                 None if entry.last is None else entry.last.args,
+                quiet=quiet,
             )
 
     def _begin(

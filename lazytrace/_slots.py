@@ -9,6 +9,7 @@ each other no harm.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -156,7 +157,8 @@ class Slots:
             self._buffer = SlotBlock(0, self.driver.host_alloc(size), size)
         buffer = self._buffer
         found: dict[int, bytes] = {}
-        for group in _adjacent(parts, buffer.size_bytes):
+        starts = sorted(slab.device for slab in self._slabs)
+        for group in _adjacent(parts, starts, buffer.size_bytes):
             start = group[0].device
             size = group[-1].device + group[-1].size_bytes - start
             self.driver.copy_to_host(buffer.host, start, size, self.stream)
@@ -167,13 +169,21 @@ class Slots:
         return [found[part.device] for part in parts]
 
 
-def _adjacent(parts: Sequence[SlotBlock], most_bytes: int) -> Iterator[list[SlotBlock]]:
-    """The parts by address, in groups that one copy each can bring to the host."""
+def _adjacent(
+    parts: Sequence[SlotBlock], starts: Sequence[int], most_bytes: int
+) -> Iterator[list[SlotBlock]]:
+    """The parts by address, in groups that one copy each can bring to the host.
+
+    ``starts`` are the slabs' addresses: slabs may follow each other, and CUDA refuses a copy that
+    reaches from one allocation into the next.
+    """
     group: list[SlotBlock] = []
     for part in sorted(parts, key=lambda part: part.device):
         if group:
             gap = part.device - group[-1].device - group[-1].size_bytes
-            if gap > _GAP_BYTES or part.device + part.size_bytes - group[0].device > most_bytes:
+            span = part.device + part.size_bytes - group[0].device
+            one_slab = bisect_right(starts, part.device) == bisect_right(starts, group[0].device)
+            if gap > _GAP_BYTES or span > most_bytes or not one_slab:
                 yield group
                 group = []
         group.append(part)

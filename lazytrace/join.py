@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -75,7 +76,7 @@ class Joiner:
     @property
     def kernels(self) -> list[KernelInfo]:
         """The kernels by id."""
-        return [self._kernels[number] for number in sorted(self._kernels)]
+        return [kernel for _, kernel in sorted(self._kernels.copy().items(), key=itemgetter(0))]
 
     def add(self, line: Line) -> None:
         """Take a line in."""
@@ -131,8 +132,8 @@ class Joiner:
         wanted = None if kernel is None else self._kernels_named(kernel)
         joined = _Joined()
         found = []
-        for number in sorted(self._launches):
-            line = self._launches[number]
+        # A copy: another thread may take lines in, and forget others, meanwhile.
+        for _, line in sorted(self._launches.copy().items(), key=itemgetter(0)):
             if wanted is not None and line.kernel not in wanted:
                 continue
             if captured is not None and captured is (line.capture is None):
@@ -144,7 +145,7 @@ class Joiner:
 
     def _kernels_named(self, kernel: str | Iterable[str]) -> set[int]:
         patterns = _patterns(kernel)
-        return {n for n, known in self._kernels.items() if matches(known.name, patterns)}
+        return {n for n, known in self._kernels.copy().items() if matches(known.name, patterns)}
 
     def _record(self, line: LaunchLine, joined: _Joined) -> LaunchRecord | None:
         kernel, args = self._kernels.get(line.kernel), self._args.get(line.args)
@@ -179,13 +180,13 @@ class Joiner:
         """
         records = self.records() if records is None else records
         states = _count_states(records)
-        end = self.end
+        end, captures = self.end, list(self._captures.values())
         dropped = dict(end.dropped) if end else {}
         if len(self._launches) > len(records):
             dropped["incomplete"] = len(self._launches) - len(records)
         return Coverage(
-            replays_read=sum(capture.replays_read for capture in self._captures.values()),
-            replays_run=sum(capture.replays for capture in self._captures.values()),
+            replays_read=sum(capture.replays_read for capture in captures),
+            replays_run=sum(capture.replays for capture in captures),
             materialized=states[ArgState.MATERIALIZED],
             expired=states[ArgState.EXPIRED],
             skipped=states[ArgState.SKIPPED],

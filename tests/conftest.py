@@ -78,6 +78,18 @@ def _hooked() -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
+def the_stream_is_as_before() -> Iterator[None]:
+    """After each test: the default stream is current.
+
+    Where the end of a capture raises, torch.cuda.graph leaves the capture's stream current, and
+    every later test would run there.
+    """
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+@pytest.fixture(autouse=True)
 def no_hook_is_left() -> Iterator[None]:
     """Before and after each test: no tracer is active and every patched attribute is original."""
     assert ACTIVE.tracer is None or not ACTIVE.tracer.enabled

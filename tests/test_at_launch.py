@@ -96,6 +96,7 @@ def test_an_argument_of_unknown_role_is_read_before_and_after(device):
     x = ones(device)
     with at_launch() as tracer:
         case_kernels.accumulate[(1,)](x, x, 4, BLOCK=4)
+        device.synchronize()
         (record,) = tracer.records()
     assert sides(record, "out") == ((1.0, None), (2.0, None))
 
@@ -133,6 +134,7 @@ def test_tensors_in_tuples_are_read_under_their_paths(device):
     first, second, out = ones(device), 3 * ones(device), torch.zeros_like(ones(device))
     with at_launch() as tracer:
         kernels.weighted_sum[(1,)]((first, second), out, (1.0, 2.0), 4, BLOCK=4)
+        device.synchronize()
         (record,) = tracer.records()
     assert record.args["tensors[0]"].values.max == 1.0
     assert record.args["tensors[1]"].values.max == 3.0
@@ -151,6 +153,7 @@ def test_views_are_read_as_views(device, view):
     }[view]
     with at_launch() as tracer:
         case_kernels.ignore[(1,)](x, base, 5)
+        device.synchronize()
         (record,) = tracer.records()
     values = record.args["x"].values
     if values is None:  # the kernel reads nothing: no role asks for it
@@ -387,7 +390,7 @@ def test_the_outputs_are_those_of_the_untraced_program_to_the_bit(device):
 
 @pytest.mark.parametrize("injected", [None, *range(Model.LAUNCHES)])
 def test_the_launch_that_makes_a_nan_is_named_wherever_it_is(device, injected):
-    """A model of 25 launches, one NaN injected at each in turn: that launch comes first."""
+    """A model of 25 launches, one NaN injected at each of 24 in turn: that launch comes first."""
     at_launch_kernels.warmed(Model.on(device.torch_device).run)
     model = Model.on(device.torch_device, injected)
     with at_launch() as tracer:
@@ -457,6 +460,7 @@ def test_an_empty_tensor_is_empty(device):
     x, nothing = ones(device), torch.empty(0, device=device.torch_device)
     with at_launch() as tracer:
         case_kernels.ignore[(1,)](nothing, x, 5)
+        device.synchronize()
         (record,) = tracer.records()
     assert record.args["x"].state == "empty"
     assert record.state == "complete"

@@ -18,7 +18,7 @@ import lazytrace
 from lazytrace._cuda import CudaError
 from lazytrace._probes_cuda import CudaProbes
 from lazytrace._simulator.runtime import SimulatedRuntime, _region
-from lazytrace._slots import CHUNK_BYTES, Slots
+from lazytrace._slots import CHUNK_BYTES, SlotBlock, Slots, _adjacent
 from lazytrace._statistics.launch_engine import LaunchEngine
 from lazytrace._statistics.launch_plan import ROW_WORDS, SLOT_WORDS, LaunchPlan
 
@@ -514,6 +514,13 @@ def test_reading_brings_neighbours_in_one_copy():
     parts = [block.part(8, 16) for block in reversed(blocks)]
     assert held.read(parts) == [bytes([number]) * 16 for number in reversed(range(64))]
     assert driver.copies == copies + 1
+
+
+def test_no_copy_reaches_from_one_allocation_into_the_next():
+    """Two slabs may be neighbours in memory, and are two allocations all the same."""
+    parts = [SlotBlock(address, 0, 512) for address in (1536, 1024, 2048, 2560)]
+    groups = list(_adjacent(parts, [0, 2048], 1 << 16))
+    assert [[part.device for part in group] for group in groups] == [[1024, 1536], [2048, 2560]]
 
 
 def test_a_launch_with_many_tensors_is_one_node(simulated, driver):

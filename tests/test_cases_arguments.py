@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import gc
 import linecache
 import logging
@@ -382,6 +384,68 @@ def test_a_huge_text_is_capped_with_its_size(simulated, recorded):
     argument = recorded(lambda: compiled[(1, 1, 1)](x, "z" * 2_000_000)).file.args["thing"]
     assert (argument.type, argument.size) == ("str", 2_000_000)
     assert 0 < len(argument.value) <= 4096
+
+
+def test_a_repr_that_prints_a_tensor_does_not_break_a_capture(device):
+    """The launch is recorded by the object's class, and the capture ends well."""
+    x = torch.ones(2, device=device.torch_device)
+
+    class Sneaky:
+        def __repr__(self):
+            return repr(x)
+
+    compiled = case_kernels.ignore_constexpr.warmup(x, 5, grid=(1,))
+    with lazytrace.trace() as tracer:
+        case_kernels.captured(lambda: compiled[(1, 1, 1)](x, Sneaky())).replay()
+        device.synchronize()
+        (record,) = tracer.records()
+    assert record.state == "complete"
+    assert (record.args["thing"].type, record.args["thing"].value) == ("Sneaky", "<Sneaky>")
+
+
+class Mode(enum.Enum):
+    """Printed by Python's own code."""
+
+    FAST = 1
+
+
+@dataclasses.dataclass
+class Plain:
+    """Printed by the code that dataclasses writes."""
+
+    mode: Mode
+    sizes: tuple
+
+
+@dataclasses.dataclass
+class Written(Plain):
+    """Printed by code of its own."""
+
+    def __repr__(self):
+        raise AssertionError("called during a capture")
+
+
+@pytest.mark.parametrize(
+    ("thing", "shown"),
+    [
+        (Mode.FAST, "<Mode.FAST: 1>"),
+        (Plain(Mode.FAST, (1, 2)), "Plain(mode=<Mode.FAST: 1>, sizes=(1, 2))"),
+        (torch.float16, "torch.float16"),
+        ({"a": [torch.device("cpu")]}, "{'a': [device(type='cpu')]}"),
+        (tl.float32, repr(tl.float32)),
+        (Written(Mode.FAST, ()), "<Written>"),
+        ([Written(Mode.FAST, ())], "<list>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_inside_a_capture_only_known_classes_are_printed(simulated, thing, shown):
+    """Enums, dataclasses, dtypes and containers of plain values; of others the class is named."""
+    x = torch.ones(2)
+    compiled = case_kernels.ignore_constexpr.warmup(x, 5, grid=(1,))
+    with lazytrace.trace() as tracer:
+        case_kernels.captured(lambda: compiled[(1, 1, 1)](x, thing))
+        (record,) = tracer.records()
+    assert record.args["thing"].value == shown
 
 
 class Unprintable:

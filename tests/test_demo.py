@@ -17,7 +17,6 @@ from lazytrace.arguments import ArgState, TensorArg
 KERNELS = ["vector_add", "fused_softmax", "matmul"]
 
 
-@pytest.mark.core
 def test_the_demo_shows_and_writes_what_was_launched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,6 @@ import triton
 
 import lazytrace
 
-pytestmark = pytest.mark.core
-
 
 def ones(device, size=4):
     return torch.ones(size, device=device.torch_device)
@@ -57,6 +55,7 @@ def test_a_tensor_and_its_storage_die_when_the_user_drops_them(device, when):
     assert states == expected
 
 
+@pytest.mark.core
 def test_tensors_inside_tuples_and_descriptors_die_too(device):
     """The containers as well as what they hold."""
     x = torch.ones(16, 16, device=device.torch_device)
@@ -85,6 +84,7 @@ def test_an_object_argument_dies_when_the_user_drops_it(simulated):
         assert dead(reference)
 
 
+@pytest.mark.core
 def test_a_graph_dies_when_the_user_drops_it(device):
     """After captures, replays, flushes and a name."""
     x = ones(device)
@@ -100,6 +100,7 @@ def test_a_graph_dies_when_the_user_drops_it(device):
         assert tracer.records()[0].capture.name == "graph"
 
 
+@pytest.mark.core
 def test_a_kernel_dies_when_the_user_drops_it(device):
     """A compiled kernel is held during its captures only."""
     x = ones(device)
@@ -119,6 +120,7 @@ def test_a_kernel_dies_when_the_user_drops_it(device):
         assert len(tracer.records()) == 2
 
 
+@pytest.mark.core
 def test_a_reset_graph_can_be_captured_again_and_again(device):
     """Each capture is an epoch of its own, and what was read of the last one stays."""
     x, graph = ones(device), torch.cuda.CUDAGraph()
@@ -252,6 +254,7 @@ def every_few_ms():
     signal.signal(signal.SIGALRM, previous)
 
 
+@pytest.mark.core
 def test_a_signal_handler_that_synchronises_does_not_hang(device, every_few_ms):
     """A timer's handler that synchronises and asks, fired all through a flush loop."""
     handled = []

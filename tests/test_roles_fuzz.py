@@ -347,7 +347,6 @@ def check(counts: Counter[str]) -> None:
     assert counts["exact"] > counts["over"] + counts["unknown"], counts
 
 
-@pytest.mark.core
 def test_no_access_of_a_random_kernel_is_missed(tmp_path: Path) -> None:
     """A hundred random kernels access nothing that their roles do not cover."""
     check(fuzz(tmp_path, seed=1, kernels=100))

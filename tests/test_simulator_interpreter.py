@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import case_kernels
 import kernels
 import pytest
 import torch
@@ -31,6 +32,11 @@ def simulation():
 def atomic_sum(x, out, n, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.atomic_add(out + offsets * 0, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@triton.jit
+def choose(out, flag):
+    tl.store(out, tl.where(flag, 7, 9))
 
 
 @triton.jit
@@ -143,6 +149,15 @@ def test_kernel_with_a_closure():
     x = torch.tensor([3.0])
     local[(1,)](x)
     assert x.item() == 6.0
+
+
+def test_a_bool_argument_is_executed():
+    """A flag passed to a kernel is legal on every Triton, and chooses what the kernel does."""
+    case_kernels.ignore[(1,)](torch.ones(2), True, 5)
+    out = torch.zeros(1, dtype=torch.int32)
+    for flag in (True, False):
+        choose[(1,)](out, flag)
+        assert out.item() == (7 if flag else 9)
 
 
 @pytest.mark.skipif(

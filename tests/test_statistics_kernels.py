@@ -37,7 +37,6 @@ def test_interpreted_kernels_agree_with_the_reference(script: str, last_line: st
     assert done.stdout.splitlines()[-1:] == [last_line], done.stdout + done.stderr
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "int64"])
 def test_bulk_kernels_compile_for_a_gpu(dtype: str) -> None:
     """The assembly is made, and reads 16 bytes a thread."""

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 import case_kernels
+import kernels
 import pytest
 import torch
 
@@ -98,6 +99,29 @@ def test_launches_of_several_threads_are_counted_exactly(light, hasty, tmp_path)
     for record in records:
         storages.setdefault(record.thread, set()).add(record.args["x"].storage)
     assert all(len(found) == 1 for found in storages.values())
+
+
+@pytest.mark.core
+def test_asking_while_memory_forgets_raises_nothing(light, hasty):
+    """max_records evicts what another thread is just reading."""
+    x, stop = torch.ones(2), threading.Event()
+
+    def launch():
+        for step in range(1500):
+            case_kernels.ignore[(1,)](x, None, 100 + step * 2)
+        stop.set()
+
+    with lazytrace.trace(max_records=5) as tracer:
+
+        def ask():
+            while not stop.is_set():
+                assert len(tracer.records()) <= 6
+                tracer.problems()
+
+        run_threads([launch, ask, ask])
+        assert [r.args["value"].value for r in tracer.records()] == [
+            100 + step * 2 for step in range(1495, 1500)
+        ]
 
 
 @pytest.mark.core

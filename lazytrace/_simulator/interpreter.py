@@ -43,7 +43,7 @@ class Kernel:
         positional: list[Any] = []
         by_name: dict[str, Any] = {}
         for parameter, constexpr, given in zip(self.parameters, self.constexprs, args, strict=True):
-            value = given if constexpr else triton_interpreter._implicit_cvt(given)
+            value = given if constexpr else _converted(given)
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 positional.extend(value)
             elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
@@ -51,6 +51,14 @@ class Kernel:
             else:
                 positional.append(value)
         return positional, by_name
+
+
+def _converted(given: Any) -> Any:
+    """An argument as the interpreter has it."""
+    if isinstance(given, bool):  # Triton 3.6 makes 32 bits of it, and then refuses them as one
+        handle = triton_interpreter.TensorHandle(np.array([given], dtype=np.bool_), tl.int1)
+        return tl.tensor(handle, tl.int1)
+    return triton_interpreter._implicit_cvt(given)
 
 
 @attrs.define

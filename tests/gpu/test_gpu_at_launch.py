@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 OURS = "lazytrace_launch_statistics"
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    *("int8", "uint8", "int16", "int32", "int64", "bool", "complex64"),
-)
+    *("int8", "uint8", "int16", "int32", "int64", "bool"),
+)  # no complex ones: Triton takes no pointer to them
 
 
 def at_launch(**options):
@@ -49,6 +49,34 @@ def node_names(graph):
         if error == driver.CUresult.CUDA_SUCCESS:
             names.append(driver.cuFuncGetName(params.func)[1].decode())
     return names
+
+
+def launch_inside_another(graph, times):
+    """Launches a graph whose only node is a copy of this one; the node's graph may be gone then.
+
+    Through CUDA itself: torch refuses to replay a graph inside another's capture.
+    """
+    driver = pytest.importorskip("cuda.bindings.driver")
+
+    def call(function, *args):
+        error, *results = function(*args)
+        assert error == driver.CUresult.CUDA_SUCCESS, error
+        return results[0] if results else None
+
+    inner = driver.CUgraph(graph.raw_cuda_graph())
+    outer = call(driver.cuGraphCreate, 0)
+    call(driver.cuGraphAddChildGraphNode, outer, None, 0, inner)
+    executable = call(driver.cuGraphInstantiate, outer, 0)
+
+    def launch():
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        for _ in range(times):
+            call(driver.cuGraphLaunch, executable, stream)
+        torch.cuda.synchronize()
+        call(driver.cuGraphExecDestroy, executable)
+        call(driver.cuGraphDestroy, outer)
+
+    return launch
 
 
 def kept(body):
@@ -94,7 +122,7 @@ def test_a_graph_outlives_its_tracer():
         for _ in range(3):
             double(x)
         torch.cuda.synchronize()
-        tracer.records()
+        assert tracer.records()[-1].args["x"].values_after.max == 8.0
     del tracer
     x.fill_(1.0)
     for _ in range(10):
@@ -168,11 +196,7 @@ def _view(rng):
     if dtype.is_floating_point:
         for _ in range(rng.choice([0, 0, 3])):
             base[rng.randrange(len(base))] = rng.choice([float("nan"), float("inf")])
-    base = (
-        (base * 10).to(torch.int64).to(dtype)
-        if not (dtype.is_floating_point or dtype.is_complex)
-        else base.to(dtype)
-    )
+    base = base.to(dtype) if dtype.is_floating_point else (base * 10).to(torch.int64).to(dtype)
     way = rng.choice(["plain", "offset", "transposed", "step", "expanded"])
     if way == "offset":
         return base[rng.randrange(8) :]
@@ -187,9 +211,6 @@ def _view(rng):
 
 def _compare(view, arg):
     assert (arg.state, arg.reason) == ("materialized", None), (view.dtype, arg.reason)
-    if view.dtype.is_complex:
-        assert arg.values.real.max == pytest.approx(view.real.max().item())
-        return
     expected = view.to(torch.float64)
     finite = expected[expected.isfinite()]
     values = arg.values
@@ -291,15 +312,14 @@ def test_a_graph_inside_another_runs_after_its_own_end():
     x, y = (torch.ones(4096, device="cuda") for _ in range(2))
     double(x)
     with at_launch() as tracer:
-        inner = case_kernels.captured(lambda: [double(x) for _ in range(4)])
-        outer = case_kernels.captured(inner.replay)
+        inner = kept(lambda: [double(x) for _ in range(4)])
+        launch_outer = launch_inside_another(inner, times=3)
         inner.reset()
         tracer.records()
         later = case_kernels.captured(lambda: [double(y) for _ in range(4)])
         x.fill_(1.0)
         y.fill_(1.0)
-        for _ in range(3):
-            outer.replay()
+        launch_outer()
         later.replay()
         torch.cuda.synchronize()
         records = tracer.records()[-4:]
@@ -316,6 +336,7 @@ def test_do_bench_cudagraph_works_and_every_launch_has_values():
         milliseconds = do_bench_cudagraph(
             lambda: kernels.copy[(4,)](x, out, 4096, BLOCK=1024), rep=2
         )
+        torch.cuda.synchronize()
         captured = tracer.records(captured=True)
     assert milliseconds > 0
     assert len(captured) > 10
