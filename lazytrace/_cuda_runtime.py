@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from threading import active_count, get_ident
+from threading import enumerate as enumerate_threads
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -100,7 +101,7 @@ class CudaRuntime:
         user = self._users.get((device, stream))
         if user == thread:
             return
-        if user is not None:
+        if user is not None and (user == _SEVERAL or _is_alive(user)):
             self._users[device, stream] = _SEVERAL
             return
         stream_id = torch._C._cuda_getCurrentStream(device)[0]
@@ -249,6 +250,11 @@ class CudaRuntime:
             stack.enter_context(self.driver.context(device))
             stack.enter_context(self.driver.relaxed_capture_mode())
             yield
+
+
+def _is_alive(thread: int) -> bool:
+    """Whether a thread that Python knows has this identifier; streams outlive threads."""
+    return any(known.ident == thread for known in enumerate_threads())
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import contextmanager
 
@@ -37,6 +38,7 @@ def test_a_flush_does_not_touch_torchs_allocator():
         case_kernels.ignore[(1,)](large, large[1:], 5)
         graph.replay()
         torch.cuda.synchronize()
+        gc.collect()  # no graph of an earlier test may die in between
         before = torch.cuda.memory_stats()
         result = tracer.flush(wait=True)
         after = torch.cuda.memory_stats()
