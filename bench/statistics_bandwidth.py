@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lazytrace._cuda import CudaDriver
+from lazytrace._device.cuda_driver import CudaDriver
 from lazytrace._statistics import Region
 from lazytrace._statistics.device_engine import DeviceEngine
 from lazytrace._statistics.launch_engine import LaunchEngine

@@ -16,33 +16,34 @@ import torch
 import triton
 from triton.runtime import driver
 
-from lazytrace import _hooks, _problem_log
-from lazytrace._blobs import BlobStore
-from lazytrace._completion import Completion, Progress
-from lazytrace._containment import Containment
-from lazytrace._cuda_runtime import CudaRuntime
-from lazytrace._flush import Flusher, Trigger
-from lazytrace._graphs import GraphWatch
-from lazytrace._journal import Journal
-from lazytrace._kernels import KernelRegistry
-from lazytrace._patches import Patches
-from lazytrace._pending import Capture, PendingQueue
-from lazytrace._probes_flush import ProbeFlusher
-from lazytrace._probes_placing import Prober
-from lazytrace._probes_reading import ProbeReader
-from lazytrace._problem_log import ProblemLog
-from lazytrace._reading import ViewReader
-from lazytrace._recorder import PhaseContext, Recorder
-from lazytrace._runtime import HostRuntime, Runtime
-from lazytrace._sync import SyncWatch
+from lazytrace._capture import hooks as _hooks
+from lazytrace._capture.containment import Containment
+from lazytrace._capture.graphs import GraphWatch
+from lazytrace._capture.kernels import KernelRegistry
+from lazytrace._capture.patches import Patches
+from lazytrace._capture.pending import Capture, PendingQueue
+from lazytrace._capture.recorder import PhaseContext, Recorder
+from lazytrace._device.cuda_runtime import CudaRuntime
+from lazytrace._device.runtime import HostRuntime, Runtime
+from lazytrace._probes.flush import ProbeFlusher
+from lazytrace._probes.placing import Prober
+from lazytrace._probes.reading import ProbeReader
+from lazytrace._trace.ndjson import NDJSONSink, open_trace
+from lazytrace._trace.sink import MemorySink, Sink
+from lazytrace._values import problem_log as _problem_log
+from lazytrace._values.blobs import BlobStore
+from lazytrace._values.completion import Completion, Progress
+from lazytrace._values.flush import Flusher, Trigger
+from lazytrace._values.journal import Journal
+from lazytrace._values.problem_log import ProblemLog
+from lazytrace._values.reading import ViewReader
+from lazytrace._values.sync import SyncWatch
 from lazytrace._version import __version__
 from lazytrace.config import Options
 from lazytrace.errors import OutputError
 from lazytrace.lines import SCHEMA_VERSION, EndLine, ProblemLine
-from lazytrace.ndjson import NDJSONSink, open_trace
 from lazytrace.problems import Problem, in_launch_order
 from lazytrace.records import Coverage, FlushResult, Session
-from lazytrace.sink import MemorySink, Sink
 
 _NOTES = {
     "replay": "flush_at='replay': values are read inside replay(); timings are not comparable",

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from lazytrace._assembly import Assembly
-from lazytrace._flush import Trigger
+from lazytrace._values.flush import Trigger
 from lazytrace.config import Options
 from lazytrace.problems import Problem
 from lazytrace.records import Coverage, FlushResult, LaunchRecord

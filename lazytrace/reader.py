@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import attrs
 
-from lazytrace.codec import decode, is_torn
+from lazytrace._trace.codec import decode, is_torn
+from lazytrace._trace.join import Joiner, select
 from lazytrace.errors import NewerSchemaError, NotATraceError, TraceError
-from lazytrace.join import Joiner, select
 from lazytrace.lines import BLOBS_SUFFIX
 from lazytrace.problems import Problem, in_launch_order
 from lazytrace.records import Blob, Coverage, KernelInfo, LaunchRecord, Session, TensorArg

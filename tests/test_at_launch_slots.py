@@ -15,10 +15,10 @@ import torch
 from at_launch_kernels import Model
 
 import lazytrace
-from lazytrace._cuda import CudaError
-from lazytrace._probes_cuda import CudaProbes
+from lazytrace._device.cuda_driver import CudaError
+from lazytrace._probes.cuda import CudaProbes
+from lazytrace._probes.slots import CHUNK_BYTES, SlotBlock, Slots, _adjacent
 from lazytrace._simulator.runtime import SimulatedRuntime, _region
-from lazytrace._slots import CHUNK_BYTES, SlotBlock, Slots, _adjacent
 from lazytrace._statistics.launch_engine import LaunchEngine
 from lazytrace._statistics.launch_plan import ROW_WORDS, SLOT_WORDS, LaunchPlan
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lazytrace
-from lazytrace._recorder import Recorder
+from lazytrace._capture.recorder import Recorder
 from lazytrace.testing import simulate
 
 TESTS = Path(__file__).parent

@@ -18,13 +18,13 @@ from case_kernels import captured, ignore
 
 import lazytrace
 from lazytrace import OptionError, TraceError
-from lazytrace._blobs import BlobError, BlobStore
-from lazytrace._cuda_bytes import ByteReader
-from lazytrace._reading import ViewReader
-from lazytrace._runtime import HostRuntime, ReadError, UnreadableBytes
+from lazytrace._capture.views import Views
+from lazytrace._device.cuda_bytes import ByteReader
+from lazytrace._device.runtime import HostRuntime, ReadError, UnreadableBytes
 from lazytrace._simulator.runtime import SimulatedRuntime
-from lazytrace._view_bytes import blocks
-from lazytrace._views import Views
+from lazytrace._values.blobs import BlobError, BlobStore
+from lazytrace._values.reading import ViewReader
+from lazytrace._values.view_bytes import blocks
 from lazytrace.arguments import Blob
 from lazytrace.records import Observation, Point, TensorStats
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_lines import args, kernel, nested_args, sample_trace, session
 
-from lazytrace.codec import decode, encode, is_torn
+from lazytrace._trace.codec import decode, encode, is_torn
 from lazytrace.errors import InternalError, NewerSchemaError, TraceError
 from lazytrace.lines import (
     MAX_DEPTH,

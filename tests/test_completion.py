@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from lazytrace._completion import Completion, Progress
+from lazytrace._values.completion import Completion, Progress
 
 
 def _run(last_id: int, device: int = 0, stream: int = 7) -> Any:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from lazytrace._containment import Containment
+from lazytrace._capture.containment import Containment
 
 
 def _fail() -> None:

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from lazytrace import _cuda_runtime
-from lazytrace._cuda import CudaDriver
+from lazytrace._device import cuda_runtime as _cuda_runtime
+from lazytrace._device.cuda_driver import CudaDriver
 
 
 def _drop_a_reference(numbers: tuple[int, ...]) -> None:

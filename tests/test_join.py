@@ -5,7 +5,7 @@ import time
 import pytest
 from trace_lines import args, capture, kernel, launch, nested_args, problem, reading, tensor
 
-from lazytrace.join import Joiner
+from lazytrace._trace.join import Joiner
 from lazytrace.lines import EndLine, Line, ValuesLine
 from lazytrace.records import (
     Arg,

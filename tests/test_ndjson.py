@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from trace_lines import args, kernel, launch, problem, reading, sample_trace, session
 
-from lazytrace.codec import encode
+from lazytrace._trace.codec import encode
+from lazytrace._trace.ndjson import NDJSONSink, open_trace
 from lazytrace.errors import InternalError, OutputError
 from lazytrace.lines import EndLine, Line, ValuesLine
-from lazytrace.ndjson import NDJSONSink, open_trace
 from lazytrace.reader import read
 from lazytrace.records import ScalarArg
 
@@ -155,7 +155,7 @@ def test_a_file_size_limit_of_the_system_is_survived(tmp_path: Path) -> None:
     code = f"""
         import resource, sys
         from pathlib import Path
-        from lazytrace.ndjson import open_trace
+        from lazytrace._trace.ndjson import open_trace
         from trace_lines import *
         sink = open_trace(Path({str(tmp_path / "a.ndjson")!r}), 7, "node")
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -187,7 +187,7 @@ def test_a_forked_child_never_writes_to_the_file(tmp_path: Path) -> None:
     code = f"""
         import os
         from pathlib import Path
-        from lazytrace.ndjson import open_trace
+        from lazytrace._trace.ndjson import open_trace
         from trace_lines import *
         sink = open_trace(Path({str(tmp_path / "a.ndjson")!r}), os.getpid(), "node")
         for line in (session(), kernel(), args()):

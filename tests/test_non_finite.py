@@ -14,7 +14,7 @@ from trace_lines import tensor
 
 import lazytrace
 from lazytrace import Ignore, OptionError
-from lazytrace._non_finite import non_finite
+from lazytrace._values.non_finite import non_finite
 from lazytrace.config import make_options
 from lazytrace.records import (
     ArgState,

@@ -15,7 +15,7 @@ import triton.language as tl
 from case_kernels import captured
 
 import lazytrace
-from lazytrace._write_index import NO_LAUNCH, WriteIndex
+from lazytrace._values.write_index import NO_LAUNCH, WriteIndex
 from lazytrace.records import DescriptorArg, TupleArg
 from lazytrace.testing import simulate
 

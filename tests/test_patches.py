@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lazytrace._patches import Patches
+from lazytrace._capture.patches import Patches
 
 
 class Base:

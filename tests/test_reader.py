@@ -8,9 +8,9 @@ import attrs
 import pytest
 from trace_lines import args, kernel, launch, sample_trace, session
 
-from lazytrace.codec import encode
+from lazytrace._trace.codec import encode
+from lazytrace._trace.join import Joiner
 from lazytrace.errors import NewerSchemaError, NotATraceError, TraceError
-from lazytrace.join import Joiner
 from lazytrace.lines import SCHEMA_VERSION, Line
 from lazytrace.reader import read
 from lazytrace.records import LaunchRecord
@@ -172,6 +172,6 @@ def test_reading_needs_neither_torch_nor_triton() -> None:
     """The whole output side imports without them."""
     code = (
         "import sys; sys.modules['torch'] = sys.modules['triton'] = None;"
-        "import lazytrace.reader, lazytrace.sink, lazytrace.ndjson, lazytrace.table"
+        "import lazytrace.reader, lazytrace._trace.sink, lazytrace._trace.ndjson, lazytrace.table"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

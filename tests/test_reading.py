@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from lazytrace._reading import ViewReader
-from lazytrace._runtime import HostRuntime, ReadError
-from lazytrace._views import TensorView, Views
+from lazytrace._capture.views import TensorView, Views
+from lazytrace._device.runtime import HostRuntime, ReadError
+from lazytrace._values.reading import ViewReader
 from lazytrace.records import ArgState, TensorStats
 
 

@@ -19,7 +19,7 @@ from roles_kernels import (
     nested_tuples,
 )
 
-from lazytrace._roles import KernelRoles, kernel_roles, roles_of
+from lazytrace._roles.roles import KernelRoles, kernel_roles, roles_of
 from lazytrace.records import Role
 
 pytestmark = pytest.mark.core

@@ -18,7 +18,7 @@ import pytest
 from roles_kernels import AMD, CUDA_80, CUDA_90, compile_ttir
 from triton.compiler.errors import CompilationError
 
-from lazytrace._roles import KernelRoles, roles_of
+from lazytrace._roles.roles import KernelRoles, roles_of
 from lazytrace.records import Role
 
 FOREIGN = "foreign"

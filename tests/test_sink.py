@@ -6,9 +6,9 @@ import tracemalloc
 import attrs
 from trace_lines import args, capture, kernel, launch, problem, reading, sample_trace, tensor
 
-from lazytrace.join import Joiner
+from lazytrace._trace.join import Joiner
+from lazytrace._trace.sink import MemorySink, Sink
 from lazytrace.lines import ArgsLine, Line, ValuesLine
-from lazytrace.sink import MemorySink, Sink
 
 
 def filled(max_records: int, *lines: Line) -> MemorySink:

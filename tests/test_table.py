@@ -5,8 +5,8 @@ import sys
 import pytest
 from trace_lines import args, kernel, launch, nested_args, reading, sample_trace, tensor
 
+from lazytrace._trace.join import Joiner
 from lazytrace.errors import MissingDependencyError
-from lazytrace.join import Joiner
 from lazytrace.lines import Line, ValuesLine
 from lazytrace.records import LaunchRecord, ObjectArg, ScalarArg, TensorStats
 from lazytrace.table import launch_table

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from lazytrace import _opaque
-from lazytrace._probes import Probe, ProbeResult, ProbeViews
+from lazytrace._capture import opaque as _opaque
+from lazytrace._probes.seam import Probe, ProbeResult, ProbeViews
 from lazytrace._simulator.memory import Block, Poison, Pool
 from lazytrace._statistics import Region
 from lazytrace._statistics.torch_engine import TorchEngine
 from lazytrace.records import TensorStats
 
 if TYPE_CHECKING:
+    from lazytrace._capture.views import TensorView
     from lazytrace._simulator.device import Device
     from lazytrace._simulator.simulation import Simulation
-    from lazytrace._views import TensorView
 
 NODE_NAME = "lazytrace_launch_statistics"
 

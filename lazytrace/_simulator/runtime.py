@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from lazytrace import _opaque
-from lazytrace._runtime import Stream
+from lazytrace._capture import opaque as _opaque
+from lazytrace._device.runtime import Stream
+from lazytrace._device.torch_state import reading_refused
 from lazytrace._simulator.probes import SimulatedProbes
 from lazytrace._statistics import Region, reading_cost
 from lazytrace._statistics.torch_engine import TorchEngine
-from lazytrace._torch_state import reading_refused
-from lazytrace._view_bytes import blocks
+from lazytrace._values.view_bytes import blocks
 
 if TYPE_CHECKING:
-    from lazytrace._probes import LaunchProbes
+    from lazytrace._capture.views import TensorView
+    from lazytrace._probes.seam import LaunchProbes
     from lazytrace._simulator.simulation import Simulation
-    from lazytrace._views import TensorView
     from lazytrace.records import TensorStats
 
 _POLL_S = 0.001

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from lazytrace._cuda import CudaError
+from lazytrace._device.cuda_driver import CudaError
 from lazytrace._statistics.decode import Total, add_records, empty_total, stats_of
 from lazytrace._statistics.layout import layout_of
 from lazytrace._statistics.plan import PROGRAM_WORDS, WORD_BYTES, Batch, Work, batches_of

@@ -10,7 +10,7 @@ import torch
 from conftest import needs_gpu
 from statistics_cases import DTYPES, difference, reference, region_of, view
 
-from lazytrace._cuda import CudaDriver
+from lazytrace._device.cuda_driver import CudaDriver
 from lazytrace._statistics import Region
 from lazytrace._statistics.device_engine import DeviceEngine
 from lazytrace._statistics.launch_engine import LaunchEngine

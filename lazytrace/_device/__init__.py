@@ -1,0 +1,1 @@
+"""The device as lazytrace uses it: an interface, and CUDA behind it."""

@@ -1,0 +1,1 @@
+"""What a compiled kernel may do with its arguments, from its TTIR."""

@@ -1,0 +1,1 @@
+"""The lines of a trace as bytes and as records; neither torch nor triton."""

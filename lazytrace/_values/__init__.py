@@ -1,0 +1,1 @@
+"""Reads values outside every capture, and judges and writes what was read."""
