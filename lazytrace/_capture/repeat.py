@@ -53,8 +53,8 @@ def repeat_of(
             return True
         run.count += 1
         recorder.last_id = number
-        if queue.token is not token:  # a flush on another thread may have written the run
-            queue.new.append(run)
+        if queue.token is not token or entry.last is not run:
+            queue.new.append(run)  # another thread may have written the run for the last time
         if own_capture is not None and group is not None:
             own_capture.launches += 1
             group.launches += 1
