@@ -48,7 +48,6 @@ def test_bulk_kernels_compile_for_a_gpu(dtype: str) -> None:
     )
 
 
-@pytest.mark.core
 def test_exact_and_launch_kernels_compile_for_a_gpu() -> None:
     """One exact kernel, and the node's kernel with its rows as parameters."""
     target = GPUTarget("cuda", 90, 32)

@@ -101,7 +101,6 @@ def test_launches_of_several_threads_are_counted_exactly(light, hasty, tmp_path)
     assert all(len(found) == 1 for found in storages.values())
 
 
-@pytest.mark.core
 def test_asking_while_memory_forgets_raises_nothing(light, hasty):
     """max_records evicts what another thread is just reading."""
     x, stop = torch.ones(2), threading.Event()
@@ -124,7 +123,6 @@ def test_asking_while_memory_forgets_raises_nothing(light, hasty):
         ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("attempt", range(3))
 def test_counts_are_exact_while_another_thread_asks(light, hasty, tmp_path, attempt):
     """records() and flush() in a loop beside launches: no launch is lost or counted twice."""
@@ -160,7 +158,6 @@ def test_counts_are_exact_while_another_thread_asks(light, hasty, tmp_path, atte
     assert_all_there(lazytrace.read(tracer.path).launches, expected_counts())
 
 
-@pytest.mark.core
 def test_a_capture_and_eager_launches_of_another_thread_stay_apart(light, hasty):
     """The other thread's launches are no part of the capture, and are not read by it."""
     x, y = torch.ones(2), torch.ones(2)
@@ -221,7 +218,6 @@ def in_child(body):
 
 
 @fork
-@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["directory", "file", "memory"])
 def test_a_forked_child_has_a_trace_of_its_own(light, tmp_path, kind):
@@ -259,7 +255,6 @@ def test_a_forked_child_has_a_trace_of_its_own(light, tmp_path, kind):
 
 
 @fork
-@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_in_the_middle_of_a_capture_leaves_the_parents_capture_alone(light, tmp_path):
     """The parent's graph is complete; the child raises nothing when it asks."""
@@ -279,7 +274,6 @@ def test_a_fork_in_the_middle_of_a_capture_leaves_the_parents_capture_alone(ligh
 
 
 @fork
-@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_while_other_threads_launch_and_flush_hangs_nobody(light, hasty, tmp_path):
     """Children forked at any moment trace their own launch; the parent loses none of its."""
