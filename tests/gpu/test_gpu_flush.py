@@ -163,22 +163,23 @@ class TorchCaptures:
     """Captures and replays through torch.cuda.graph."""
 
     def __init__(self, mode):
-        self.mode = mode
+        self.mode, self.stream = mode, torch.cuda.Stream()
 
     def once(self, body):
-        graph = case_kernels.captured(body, capture_error_mode=self.mode)
+        graph = case_kernels.captured(body, stream=self.stream, capture_error_mode=self.mode)
         graph.replay()
         torch.cuda.current_stream().synchronize()
+
+    @property
+    def handle(self):
+        return self.stream.cuda_stream
 
     def close(self):
         pass
 
 
-class RawTorchCaptures:
+class RawTorchCaptures(TorchCaptures):
     """Captures and replays through torch._C._CUDAGraph, which nothing of ours wraps."""
-
-    def __init__(self, mode):
-        self.mode, self.stream = mode, torch.cuda.Stream()
 
     def once(self, body):
         graph = torch._C._CUDAGraph()
@@ -188,9 +189,6 @@ class RawTorchCaptures:
             graph.capture_end()
             graph.replay()
         self.stream.synchronize()
-
-    def close(self):
-        pass
 
 
 class BindingsCaptures:
@@ -222,6 +220,10 @@ class BindingsCaptures:
         checked(cuda.cudaGraphExecDestroy(executable))
         checked(cuda.cudaGraphDestroy(graph))
 
+    @property
+    def handle(self):
+        return int(self.stream)
+
     def close(self):
         checked(self.cuda.cudaStreamDestroy(self.stream))
 
@@ -232,16 +234,22 @@ class BlockingBindingsCaptures(BindingsCaptures):
     flags = 0  # cudaStreamDefault
 
 
+def stream_beside(stream):
+    """A stream of torch's that is another one: its pool hands each out again after 31 others."""
+    other = torch.cuda.Stream()
+    return other if other.cuda_stream != int(stream) else torch.cuda.Stream()
+
+
 @contextmanager
-def flushing(tracer):
-    """A thread that launches, and flushes with and without waiting, all the time."""
+def flushing(tracer, stream):
+    """A thread that launches on the stream, and flushes with and without waiting, all the time."""
     stop, faults, flushes = threading.Event(), [], []
     x = torch.ones(16, device="cuda")
     torch.cuda.synchronize()
 
     def loop():
         try:
-            with torch.cuda.stream(torch.cuda.Stream()):
+            with torch.cuda.stream(stream):
                 while not stop.is_set():
                     scale(x, 1.0)
                     flushes.append(tracer.flush(wait=len(flushes) % 2 == 0).completed)
@@ -281,7 +289,7 @@ def test_no_capture_is_broken_by_flushes_of_another_thread(api, mode):
 
     with lazytrace.trace(eager_samples=None) as tracer:
         captures = api(mode)
-        with flushing(tracer) as flushes:
+        with flushing(tracer, stream_beside(captures.handle)) as flushes:
             for _ in range(CAPTURES):
                 captures.once(body)
         torch.cuda.synchronize()
