@@ -170,10 +170,6 @@ class TorchCaptures:
         graph.replay()
         torch.cuda.current_stream().synchronize()
 
-    @property
-    def handle(self):
-        return self.stream.cuda_stream
-
     def close(self):
         pass
 
@@ -220,10 +216,6 @@ class BindingsCaptures:
         checked(cuda.cudaGraphExecDestroy(executable))
         checked(cuda.cudaGraphDestroy(graph))
 
-    @property
-    def handle(self):
-        return int(self.stream)
-
     def close(self):
         checked(self.cuda.cudaStreamDestroy(self.stream))
 
@@ -234,16 +226,15 @@ class BlockingBindingsCaptures(BindingsCaptures):
     flags = 0  # cudaStreamDefault
 
 
-def stream_beside(stream):
-    """A stream of torch's that is another one: its pool hands each out again after 31 others."""
-    other = torch.cuda.Stream()
-    return other if other.cuda_stream != int(stream) else torch.cuda.Stream()
-
-
 @contextmanager
-def flushing(tracer, stream):
-    """A thread that launches on the stream, and flushes with and without waiting, all the time."""
+def flushing(tracer):
+    """A thread that launches, and flushes with and without waiting, all the time.
+
+    On a stream that no other thread uses: of high priority, for torch hands the 32 streams of each
+    priority out in turn.
+    """
     stop, faults, flushes = threading.Event(), [], []
+    stream = torch.cuda.Stream(priority=-1)
     x = torch.ones(16, device="cuda")
     torch.cuda.synchronize()
 
@@ -289,7 +280,7 @@ def test_no_capture_is_broken_by_flushes_of_another_thread(api, mode):
 
     with lazytrace.trace(eager_samples=None) as tracer:
         captures = api(mode)
-        with flushing(tracer, stream_beside(captures.handle)) as flushes:
+        with flushing(tracer) as flushes:
             for _ in range(CAPTURES):
                 captures.once(body)
         torch.cuda.synchronize()
