@@ -99,6 +99,7 @@ def test_identical_captured_launches_cost_no_memory(light_device, kind):
         tracemalloc.start()
         try:
             graph = case_kernels.captured(lambda: launch(many))
+            gc.collect()  # empties Python's free lists, which keep thousands of dead tuples
             own = tracemalloc.take_snapshot().filter_traces(
                 [
                     tracemalloc.Filter(True, str(PACKAGE / "*")),

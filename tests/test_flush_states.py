@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from contextlib import contextmanager
 
@@ -59,6 +60,9 @@ def default_dtype(device):
 @contextmanager
 def mem_pool(device):
     pool = torch.cuda.MemPool()
+    # A capture whose end failed stays open for torch's allocator, and to destroy a pool then aborts
+    # the process: this one is never destroyed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     with torch.cuda.use_mem_pool(pool):
         yield
 
