@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from lazytrace._capture import opaque as _opaque
-from lazytrace._capture.recognise import recogniser
+from lazytrace._capture.recognise import ArgTest, arg_test
 from lazytrace._capture.views import TensorView, Views
 from lazytrace.records import Arg, NoneArg, TupleArg
+
+if TYPE_CHECKING:
+    from lazytrace._capture.repeat import Repeat
 
 _PLAIN = (bool, int, float, str, bytes, complex)
 _FIRST_PRUNE = 1024
@@ -35,7 +38,9 @@ class ArgSet:
     names: tuple[str, ...]
     constexprs: frozenset[int]
     written: bool = False
-    recognised: Callable[[Sequence[Any]], bool] | None = None
+    test: ArgTest | None = None  # whether a launch passes these again
+    repeat: Repeat | None = None  # records a launch that does
+    _recognised: Callable[[Sequence[Any]], bool] | None = None
 
     def args(self) -> Mapping[str, Arg]:
         """The finished descriptions by path, in signature order."""
@@ -51,6 +56,13 @@ class ArgSet:
                 )
         return MappingProxyType(finished)
 
+    def recognised(self, args: Sequence[Any]) -> bool:
+        """The test, called; there must be one."""
+        if self._recognised is None:
+            assert self.test is not None
+            self._recognised = self.test.compiled()
+        return self._recognised(args)
+
 
 @attrs.define
 class Describer:
@@ -64,7 +76,7 @@ class Describer:
 
         The first time it compares one by one; a set that comes again gets a faster test.
         """
-        if known.recognised is not None:
+        if known.test is not None:
             return known.recognised(args)
         if len(args) != len(known.items):
             return False
@@ -74,7 +86,7 @@ class Describer:
                     return False
             elif arg is not item and not _equal(item, arg):
                 return False
-        known.recognised = recogniser(known.items, args)
+        known.test = arg_test(known.items, args)
         return True
 
     def recognisable(self, described: ArgSet) -> bool:

@@ -29,22 +29,20 @@ def install(
     own_hook = None if prober is None else prober.exit_hook
 
     def wrap_launch(original: Callable[..., Any]) -> Callable[..., Any]:
-        runtime = knobs.runtime
-
-        known = recorder.kernels.known
+        runtime, repeats = knobs.runtime, recorder.kernels.repeats
 
         def launch_metadata(self: Any, grid: Any, stream: Any, *args: Any) -> Any:
-            entry = known.get(id(self))
-            if entry is None or entry.repeat is None or not patches.active:
+            repeat = repeats.get(id(self))
+            if repeat is None or not patches.active:
                 return in_full(self, grid, stream, args)
             try:
-                counted = entry.repeat(self, grid, stream, args)
+                recorded = repeat(grid, stream, args)
             except Exception as error:  # noqa: BLE001 - contained here: a call costs 3 % of a launch
                 containment.note("launch hook", error)
-                counted = True
-            if not counted:
+                recorded = True
+            if not recorded:
                 return in_full(self, grid, stream, args)
-            if _nobody_listens(runtime.launch_enter_hook, runtime.launch_exit_hook, own_hook):
+            if _nobody_listens(runtime.launch_enter_hook, runtime.launch_exit_hook, None):
                 return None
             return original(self, grid, stream, *args)
 
@@ -53,11 +51,13 @@ def install(
                 return original(self, grid, stream, *args)
             if prober is not None:
                 prober.enter()
-            if self.module is None:
+            loads = self.module is None
+            loaded = None
+            if loads:
                 loaded = _load(original, self, grid, stream, args, recorder, containment)
-                containment.run("launch hook", recorder.launched, self, grid, stream, args)
-                return loaded
             containment.run("launch hook", recorder.launched, self, grid, stream, args)
+            if loads:
+                return loaded
             if _nobody_listens(runtime.launch_enter_hook, runtime.launch_exit_hook, own_hook):
                 return None
             return original(self, grid, stream, *args)
@@ -106,12 +106,21 @@ def _load(
 
 
 def _nobody_listens(enter: Any, leave: Any, own: Any) -> bool:
-    """Whether both slots are empty but for our own exit hook."""
-    return (enter is None or _is_empty(enter, None)) and (leave is None or _is_empty(leave, own))
+    """Whether both slots are empty but for our own exit hook.
+
+    A slot holds a chain, or, on Triton 3.4 and where another tool assigned it, a callable or None.
+    """
+    try:
+        if not enter.calls and not leave.calls:
+            return True
+    except AttributeError:
+        pass
+    return _is_empty(enter, None) and _is_empty(leave, own)
 
 
 def _is_empty(hook: Any, own: Any) -> bool:
-    """Whether a slot holds an empty chain, or nothing but ours; a callable is another tool's."""
+    if hook is None:
+        return True
     calls = getattr(hook, "calls", hook)
     if calls is hook:
         return hook is own

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 _MAX_SOURCE = 200_000
-_FIRST_SWEEP = 1024
 
 
 @attrs.define(eq=False)
@@ -28,10 +27,11 @@ class KernelEntry:
     """One compiled kernel as the hook knows it.
 
     ``samples_left`` counts the eager launches whose values are still to be read (None: all);
-    ``last`` is the kernel's latest run, which an identical launch joins, by ``repeat`` if it can.
+    ``last`` is the kernel's latest run, which an identical launch joins.
     """
 
     id: int
+    key: int  # the kernel's id()
     ref: weakref.ref[Any]
     name: str
     traced: bool
@@ -40,7 +40,6 @@ class KernelEntry:
     samples_left: int | None
     info: KernelInfo
     last: Run | None = None
-    repeat: Repeat | None = None
     first: bool = True  # not launched yet
     arg_sets: dict[tuple[Any, ...], ArgSet] = attrs.field(factory=dict)
     written: bool = False
@@ -68,31 +67,32 @@ class KernelEntry:
 
 @attrs.define
 class KernelRegistry:
-    """The entries of all compiled kernels that were launched.
+    """The entries of all compiled kernels that were launched and live, by their id().
 
-    ``known`` is by the kernel's id(): an entry counts only if its ``ref`` gives that very kernel.
+    ``repeats`` has, for a kernel whose launches can be recognised, what records them.
     """
 
     _traces: Callable[[str], bool]
     _eager_samples: int | None
     _with_ir: bool
-    known: dict[int, KernelEntry] = attrs.field(factory=dict)
-    _sweep_at: int = _FIRST_SWEEP
+    repeats: dict[int, Repeat] = attrs.field(factory=dict)
+    _known: dict[int, KernelEntry] = attrs.field(factory=dict)
     _ids: Iterator[int] = attrs.field(factory=itertools.count)
 
-    def add(self, kernel: Any) -> KernelEntry:
-        """The entry of a kernel that is launched for the first time."""
-        if len(self.known) >= self._sweep_at:
-            self._sweep()
-        entry = self.known[id(kernel)] = self._make(kernel)
+    def entry(self, kernel: Any) -> KernelEntry:
+        """The entry of a kernel, made when it is first launched."""
+        entry = self._known.get(id(kernel))
+        if entry is None:
+            entry = self._known[id(kernel)] = self._make(kernel)
         return entry
 
-    def _sweep(self) -> None:
-        """Forgets kernels that are gone."""
-        for key, entry in list(self.known.items()):
-            if entry.ref() is None:
-                self.known.pop(key, None)
-        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self.known))
+    def _forgets(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            # Runs where the kernel dies, before another object can have its id().
+            self._known.pop(key, None)
+            self.repeats.pop(key, None)
+
+        return forget
 
     def _make(self, kernel: Any) -> KernelEntry:
         src = kernel.src
@@ -101,7 +101,8 @@ class KernelRegistry:
         name = str(kernel.name)
         return KernelEntry(
             id=next(self._ids),
-            ref=weakref.ref(kernel),
+            key=id(kernel),
+            ref=weakref.ref(kernel, self._forgets(id(kernel))),
             name=name,
             traced=self._traces(name),
             arg_names=tuple(getattr(function, "arg_names", ())),

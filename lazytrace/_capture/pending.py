@@ -43,8 +43,8 @@ class Run:
     reason: str | None
     outcome: Outcome
     call_site: tuple[Frame, ...] | None
+    token: object  # the queue's when it began: another one closes it
     count: int = 1
-    closed: bool = False
     written: int = 0  # the count in the trace so far
     probed: ProbedLaunch | None = None  # at_launch mode: its own probes, so it never grows
 

@@ -1,74 +1,118 @@
-"""Recognises arguments that a kernel was given before, at the least cost per launch."""
+"""Writes the test that recognises arguments which a kernel was given before.
+
+The test runs at every launch, with cold caches where a benchmark counts it: as source of its own,
+without a loop or a call that it could do without, it costs half of what closures over the same
+comparisons do (`bench/launch_overhead.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
+import attrs
 import torch
 
 from lazytrace._capture.views import TensorView
 
 Check = Callable[..., bool]
-Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
-def recogniser(items: Sequence[Any], args: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
-    """A test whether arguments are, to the last bit of metadata, these ones.
+@attrs.frozen
+class ArgTest:
+    """Whether arguments are, to the last bit of metadata, certain ones; as source.
 
-    ``items`` describe ``args``: a TensorView for each tensor, of a class that intercepts nothing,
-    and a plain value for everything else. The test is for calls outside torch function modes.
+    ``unpack`` is the statement that names the arguments in ``args``, ``condition`` the expression
+    over these names and ``names``. For calls outside torch function modes.
     """
-    positions = [i for i, item in enumerate(items) if item.__class__ is TensorView]
-    others = [i for i in range(len(items)) if i not in positions]
-    views = [items[i] for i in positions]
-    pick_tensors, pick_values = _picker(positions), _picker(others)
-    layout_is_unchanged = _layout_check([args[i] for i in positions])
-    memory = tuple((view.ref, view.data_ptr) for view in views)
-    values = pick_values(items)
-    classes = tuple(map(type, values))
-    # Equal floats and complex numbers may still differ (0.0 and -0.0), and NaN equals nothing.
-    exact = tuple(map(repr, values)) if {float, complex} & set(classes) else None
-    length = len(items)
 
-    def recognised(args: Sequence[Any]) -> bool:
-        if len(args) != length:
-            return False
-        given = pick_values(args)
-        if given != values or tuple(map(type, given)) != classes:
-            return False
-        if exact is not None and tuple(map(repr, given)) != exact:
-            return False
-        tensors = pick_tensors(args)
-        if not layout_is_unchanged(*tensors):
-            return False
-        for tensor, (ref, pointer) in zip(tensors, memory):
-            if tensor.untyped_storage() is not ref() or tensor.data_ptr() != pointer:
-                return False
-        return True
+    length: int
+    unpack: str
+    condition: str
+    names: Mapping[str, Any]
 
+    def compiled(self) -> Callable[[Sequence[Any]], bool]:
+        """The test as a function of the arguments."""
+        made: Callable[[Sequence[Any]], bool] = define(_TEST, self, {})
+        return made
+
+
+_TEST = """
+def make({parameters}):
+    def recognised(args):
+        if len(args) != {length}:
+            return False
+        {unpack}
+        return {condition}
     return recognised
+"""
 
 
-def _picker(positions: list[int]) -> Pick:
-    """The values at some positions, as a tuple."""
-    if not positions:
-        return _nothing
-    if len(positions) == 1:
-        (position,) = positions
-        return lambda values: (values[position],)
-    return itemgetter(*positions)
+def define(template: str, test: ArgTest, names: Mapping[str, Any]) -> Any:
+    """What the template's ``make`` returns, with the test written into it.
+
+    The source holds no text of the traced program: every value is a parameter of ``make``.
+    """
+    given = {**test.names, **names}
+    source = template.format(
+        parameters=", ".join(given),
+        length=test.length,
+        unpack=test.unpack,
+        condition=test.condition,
+    )
+    scope: dict[str, Any] = {}
+    exec(_compiled(source), scope)
+    return scope["make"](**given)
 
 
-def _nothing(_: Sequence[Any]) -> tuple[Any, ...]:
-    return ()
+@lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<lazytrace: recognises arguments>", "exec")
+
+
+def arg_test(items: Sequence[Any], args: Sequence[Any]) -> ArgTest:
+    """The test for the arguments ``args``.
+
+    ``items`` describe them: a TensorView for each tensor, of a class that intercepts nothing, and
+    a plain value for everything else.
+    """
+    names: dict[str, Any] = {}
+    values: list[str] = []
+    memory: list[str] = []
+    tensors = [i for i, item in enumerate(items) if item.__class__ is TensorView]
+    for i, item in enumerate(items):
+        if item.__class__ is TensorView:
+            memory.append(f"a{i}.untyped_storage() is ref{i}() and a{i}.data_ptr() == pointer{i}")
+            names[f"ref{i}"], names[f"pointer{i}"] = item.ref, item.data_ptr
+        else:
+            values.append(_value_test(i, item, names))
+    if tensors:
+        values.append(f"layout({', '.join(f'a{i}' for i in tensors)})")
+        names["layout"] = _layout_check([args[i] for i in tensors])
+    unpack = f"{''.join(f'a{i}, ' for i in range(len(items)))}= args" if items else "pass"
+    return ArgTest(len(items), unpack, " and ".join(values + memory) or "True", names)
+
+
+def _value_test(position: int, value: Any, names: dict[str, Any]) -> str:
+    """Same class and equal to the last bit."""
+    arg = f"a{position}"
+    if value is None:
+        return f"{arg} is None"
+    names[f"class{position}"] = value.__class__
+    names[f"value{position}"] = value
+    if isinstance(value, (float, complex)):
+        # Equal ones may still differ (0.0 and -0.0), and NaN equals nothing.
+        names[f"value{position}"] = repr(value)
+        return f"{arg}.__class__ is class{position} and {arg}.__repr__() == value{position}"
+    return f"{arg}.__class__ is class{position} and {arg} == value{position}"
 
 
 def _layout_check(tensors: list[torch.Tensor]) -> Check:
     """A test of class, dtype, device, shape and strides: torch's own in one call, or ours."""
     plain = _PlainCheck(tensors)
-    if not tensors or len({id(tensor) for tensor in tensors}) != len(tensors):
+    if len({id(tensor) for tensor in tensors}) != len(tensors):
         return plain  # torch's refuses a tensor that is passed twice
     try:
         from torch._C._dynamo.guards import TensorGuards  # private: hence the other way

@@ -18,7 +18,7 @@ from lazytrace._capture.describe import ArgSet, Describer
 from lazytrace._capture.graphs import GraphWatch
 from lazytrace._capture.kernels import KernelEntry, KernelRegistry
 from lazytrace._capture.pending import Capture, Group, PendingQueue, Run
-from lazytrace._capture.recognise import recogniser
+from lazytrace._capture.recognise import arg_test
 from lazytrace._capture.repeat import repeat_of
 from lazytrace._device.runtime import Runtime
 from lazytrace._probes.placing import Prober
@@ -74,28 +74,62 @@ class Recorder:
         stream: int,
         args: tuple[Any, ...],
         outcome: Outcome = Outcome.SUBMITTED,
-        number: int | None = None,
     ) -> None:
-        """Records one launch that is about to be submitted (or, ``outcome``, failed before).
-
-        ``number`` is its id, if it has one already.
-        """
+        """Records one launch that is about to be submitted (or, ``outcome``, failed before)."""
         if self.paused:
             return
-        entry = self.kernels.known.get(id(kernel))
-        if entry is None or entry.ref() is not kernel:
-            entry = self.kernels.add(kernel)
+        entry = self.kernels.entry(kernel)
         if not entry.traced:
             return
         capture = self.graphs.capture_at(stream) if stream else None
+        last = entry.last
+        if last is not None and not _function_mode_is_on() and self.describer.same(last.args, args):
+            described = last.args
+        else:
+            described = self._describe(entry, args, quiet=bool(capture or self.graphs.open))
+        number = next(self.ids)
+        self._record(entry, grid, stream, described, capture, number, outcome)
+        self._expect_repeat(entry, described, args, outcome)
+        self._write_if_late(capture, number)
+
+    def repeated(
+        self,
+        entry: KernelEntry,
+        grid: Any,
+        stream: int,
+        described: ArgSet,
+        number: int | None = None,
+    ) -> None:
+        """Records one launch whose arguments were recognised; ``number``: its id if it has one."""
+        if self.paused:
+            return
+        capture = self.graphs.capture_at(stream) if stream else None
+        if number is None:
+            number = next(self.ids)
+        self._record(entry, grid, stream, described, capture, number, Outcome.SUBMITTED)
+        self._write_if_late(capture, number)
+
+    def _record(
+        self,
+        entry: KernelEntry,
+        grid: Any,
+        stream: int,
+        described: ArgSet,
+        capture: Capture | None,
+        number: int,
+        outcome: Outcome,
+    ) -> None:
+        """Adds the launch to its kernel's last run, or begins a run with it."""
+        self.last_id = number
         site = call_site() if self._stacks else None
         if grid.__class__ is not tuple:
             grid = tuple(grid)
         run = entry.last
-        number = next(self.ids) if number is None else number
-        self.last_id = number
-        if run is not None and not (
-            run.id + run.count == number
+        if (
+            run is not None
+            and run.args is described
+            and run.token is self.queue.token
+            and run.id + run.count == number
             and run.grid == grid
             and run.stream == stream
             and run.capture is capture
@@ -105,25 +139,14 @@ class Recorder:
             and run.call_site == site
             and outcome is Outcome.SUBMITTED
         ):
-            run = None
-        if run is not None and not _function_mode_is_on() and self.describer.same(run.args, args):
-            described = run.args
-        else:
-            described = self._describe(entry, args, quiet=bool(capture or self.graphs.open))
-        if run is not None and described is run.args and not run.closed:
             self._join(run, entry)
         else:
-            run = self._begin(
-                entry, kernel, grid, stream, described, capture, site, number, outcome
-            )
-        self._expect_repeat(entry, run, args)
-        if capture is None and number >= self.write_at:
-            self.write_point()
+            self._begin(entry, grid, stream, described, capture, site, number, outcome)
 
     def _join(self, run: Run, entry: KernelEntry) -> None:
         run.count += 1
-        if run.closed or entry.last is not run:  # a flush on another thread may be past it
-            self.queue.new.append(run)
+        if run.token is not self.queue.token or entry.last is not run:
+            self.queue.new.append(run)  # a flush on another thread may be past it
         capture = run.capture
         if capture is not None:
             capture.launches += 1
@@ -131,20 +154,27 @@ class Recorder:
         elif run.values is ArgState.PENDING and entry.samples_left:
             entry.samples_left -= 1
 
-    def _expect_repeat(self, entry: KernelEntry, run: Run, args: tuple[Any, ...]) -> None:
-        """Prepares for further launches of the run, where that can pay.
+    def _expect_repeat(
+        self, entry: KernelEntry, described: ArgSet, args: tuple[Any, ...], outcome: Outcome
+    ) -> None:
+        """Prepares for further launches with these arguments, where that can pay.
 
         At once for a kernel's first launch, which is slow in any case; for other arguments when
         they come a second time.
         """
-        if entry.first and self.describer.recognisable(run.args):
-            run.args.recognised = recogniser(run.args.items, args)
+        if described.test is None and entry.first and self.describer.recognisable(described):
+            described.test = arg_test(described.items, args)
         entry.first = False
-        known = run.args.recognised
-        if known is None or self._stacks or self.prober or run.outcome is Outcome.FAILED:
-            entry.repeat = None
-        elif entry.last is run:
-            entry.repeat = repeat_of(self, entry, run, known)
+        if described.test is None or self._stacks or self.prober or outcome is Outcome.FAILED:
+            self.kernels.repeats.pop(entry.key, None)
+            return
+        if described.repeat is None:
+            described.repeat = repeat_of(self, entry, described, described.test)
+        self.kernels.repeats[entry.key] = described.repeat
+
+    def _write_if_late(self, capture: Capture | None, number: int) -> None:
+        if capture is None and number >= self.write_at:
+            self.write_point()
 
     def _describe(self, entry: KernelEntry, args: tuple[Any, ...], *, quiet: bool) -> ArgSet:
         with torch._C.DisableTorchFunction():
@@ -160,7 +190,6 @@ class Recorder:
     def _begin(
         self,
         entry: KernelEntry,
-        kernel: Any,
         grid: Any,
         stream: int,
         described: ArgSet,
@@ -168,7 +197,7 @@ class Recorder:
         site: tuple[Frame, ...] | None,
         number: int,
         outcome: Outcome,
-    ) -> Run:
+    ) -> None:
         if outcome is Outcome.SUBMITTED and 0 in grid[:3]:
             outcome = Outcome.EMPTY_GRID
         values, reason = self._plan(entry, capture, outcome)
@@ -191,17 +220,17 @@ class Recorder:
             reason=reason,
             outcome=outcome,
             call_site=site,
+            token=self.queue.token,
         )
         if values is ArgState.PENDING and self.prober is not None:
             self.prober.before(run)
         if capture is not None:
-            self._capture(run, capture, kernel)
+            self._capture(run, capture)
         elif run.values is ArgState.PENDING:
             self.queue.eager.append(run)
         entry.last = run
         self.queue.new.append(run)
         self.write_at = min(self.write_at, self._deadline(number, entry))
-        return run
 
     def _plan(
         self, entry: KernelEntry, capture: Capture | None, outcome: Outcome
@@ -228,11 +257,11 @@ class Recorder:
             entry.samples_left -= 1
         return ArgState.PENDING, None
 
-    def _capture(self, run: Run, capture: Capture, kernel: Any) -> None:
+    def _capture(self, run: Run, capture: Capture) -> None:
         capture.launches += 1
         if capture.first_launch is None:
             capture.first_launch = run.id
-        capture.kernels[id(kernel)] = kernel
+        capture.kernels[run.kernel.key] = run.kernel.ref()
         args = run.args
         group = capture.groups.get(args.id)
         if group is None:

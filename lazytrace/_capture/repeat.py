@@ -1,68 +1,84 @@
-"""Counts a launch that repeats its kernel's last one: the hot path, all in one function."""
+"""Counts a launch that passes what its kernel's last one passed: the hot path, in one function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch._C import _is_torch_function_mode_enabled as _function_mode_is_on
 
+from lazytrace._capture.recognise import ArgTest, define
 from lazytrace.records import ArgState
 
 if TYPE_CHECKING:
+    from lazytrace._capture.describe import ArgSet
     from lazytrace._capture.kernels import KernelEntry
-    from lazytrace._capture.pending import Run
     from lazytrace._capture.recorder import Recorder
 
-Repeat = Callable[[Any, Any, int, tuple[Any, ...]], bool]
+Repeat = Callable[[Any, int, tuple[Any, ...]], bool]
 
-
-def repeat_of(
-    recorder: Recorder,
-    entry: KernelEntry,
-    run: Run,
-    recognised: Callable[[Sequence[Any]], bool],
-) -> Repeat:
-    """A function that counts one more launch of a run, or returns False if it is another launch.
-
-    What a launch cannot see itself (a mark, a pause, an autotune trial, a flush) changes the
-    queue's token. Everything else that makes a run is compared here.
-    """
-    queue, capture_at, ids = recorder.queue, recorder.graphs.capture_at, recorder.ids
-    token, kernel_ref = queue.token, entry.ref
-    own_grid, own_stream, own_thread, own_capture = run.grid, run.stream, run.thread, run.capture
-    group = None if own_capture is None else own_capture.groups[run.args.id]
-    sampled = run.values is ArgState.PENDING and entry.samples_left is not None
-
-    def repeat(kernel: Any, grid: Any, stream: int, args: tuple[Any, ...]) -> bool:
-        if (
-            queue.token is not token
-            or stream != own_stream
-            or grid != own_grid
-            or get_ident() != own_thread
-            or kernel_ref() is not kernel
-            or (stream and capture_at(stream) is not own_capture)
-            or _function_mode_is_on()
-            or not recognised(args)
-        ):
+# What a launch cannot see itself (a mark, a pause, an autotune trial, a flush) changes the queue's
+# token. Everything else that makes a run is compared here.
+_REPEAT = """
+def make({parameters}):
+    def repeat(grid, stream, args):
+        if len(args) != {length} or function_mode_is_on():
             return False
+        {unpack}
+        if not ({condition}):
+            return False
+        run = entry.last
+        if (
+            run.args is not described
+            or run.token is not queue.token
+            or run.stream != stream
+            or run.grid != grid
+            or run.thread != get_ident()
+            or (stream and capture_at(stream) is not run.capture)
+        ):
+            recorder.repeated(entry, grid, stream, described)
+            return True
         number = next(ids)
         if number != run.id + run.count:  # another thread has launched in between
-            recorder.launched(kernel, grid, stream, args, number=number)
+            recorder.repeated(entry, grid, stream, described, number)
             return True
         run.count += 1
         recorder.last_id = number
-        if queue.token is not token or entry.last is not run:
+        if run.token is not queue.token or entry.last is not run:
             queue.new.append(run)  # another thread may have written the run for the last time
-        if own_capture is not None and group is not None:
-            own_capture.launches += 1
-            group.launches += 1
+        capture = run.capture
+        if capture is not None:
+            capture.launches += 1
+            capture.groups[described.id].launches += 1
             return True
-        if sampled and entry.samples_left:
+        if entry.samples_left and run.values is pending:
             entry.samples_left -= 1
         if number >= recorder.write_at:
             recorder.write_point()
         return True
-
     return repeat
+"""
+
+
+def repeat_of(recorder: Recorder, entry: KernelEntry, described: ArgSet, test: ArgTest) -> Repeat:
+    """A function that records one more launch of a kernel with certain arguments.
+
+    It takes the launch's grid, stream and arguments, and returns False if they are others.
+    """
+    made: Repeat = define(
+        _REPEAT,
+        test,
+        {
+            "capture_at": recorder.graphs.capture_at,
+            "described": described,
+            "entry": entry,
+            "function_mode_is_on": _function_mode_is_on,
+            "get_ident": get_ident,
+            "ids": recorder.ids,
+            "pending": ArgState.PENDING,
+            "queue": recorder.queue,
+            "recorder": recorder,
+        },
+    )
+    return made

@@ -79,7 +79,7 @@ class Prober:
 
     def before(self, run: Run) -> None:
         """Places the probe before a recorded launch; says in the run if there can be none."""
-        run.closed = True  # its values are its own: no other launch joins it
+        run.token = None  # its values are its own: no other launch joins it
         reason = self.containment.run("probe before a launch", self._before, run)
         if reason == "":
             return

@@ -42,7 +42,7 @@ class Journal:
             runs.append(new.popleft())
         for run in runs:
             # Asked before the count is read: a launch that joins later queues the run again.
-            if run.kernel.last is run and not run.closed:
+            if run.kernel.last is run and run.token is self.queue.token:
                 self._growing.append(run)
             if run.written != run.count:
                 self._run(run)
@@ -50,8 +50,6 @@ class Journal:
     def close_runs(self) -> None:
         """Lets no later launch join a run that is known now."""
         self.queue.renew_token()
-        for run in (*self._growing, *list(self.queue.new)):
-            run.closed = True
 
     def capture(self, capture: Capture) -> None:
         """Writes a capture, if anything about it has changed."""
