@@ -35,7 +35,11 @@ def make({parameters}):
             or run.stream != stream
             or run.grid != grid
             or run.thread != get_ident()
-            or (stream and capture_at(stream) is not run.capture)
+            or (
+                stream
+                and (run.capture is not None or capturing(stream))
+                and capture_at(stream) is not run.capture
+            )
         ):
             recorder.repeated(entry, grid, stream, described)
             return True
@@ -71,6 +75,7 @@ def repeat_of(recorder: Recorder, entry: KernelEntry, described: ArgSet, test: A
         test,
         {
             "capture_at": recorder.graphs.capture_at,
+            "capturing": recorder.runtime.capturing,
             "described": described,
             "entry": entry,
             "function_mode_is_on": _function_mode_is_on,

@@ -283,7 +283,28 @@ def _reference_counts(numbers: Sequence[int]) -> list[int]:
 def _load(_pid: int) -> CudaRuntime | None:
     """By process: what a forked child inherits belongs to its parent's context."""
     driver = CudaDriver.load()
-    return None if driver is None else CudaRuntime(driver, driver.is_capturing)
+    return None if driver is None else CudaRuntime(driver, _capture_query(driver))
+
+
+def _capture_query(driver: CudaDriver) -> Callable[[int], bool]:
+    """Whether a stream is part of a capture, an invalidated one included.
+
+    Nearly every launch goes to torch's current stream, and torch can be asked about that one for
+    less than the driver through ctypes.
+    """
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        return driver.is_capturing  # a CPU build of torch on a machine with CUDA
+    device, current = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    current_is_capturing = torch._C._cuda_isCurrentStreamCapturing
+
+    def capturing(stream: int) -> bool:
+        if not stream:
+            return False  # the legacy default stream cannot be captured, nor be asked
+        if stream == current(device()):
+            return bool(current_is_capturing())
+        return driver.is_capturing(stream)
+
+    return capturing
 
 
 def _region(view: TensorView) -> Region:

@@ -332,13 +332,19 @@ def test_do_bench_cudagraph_works_and_every_launch_has_values():
     from triton.testing import do_bench_cudagraph
 
     x, out = torch.ones(4096, device="cuda"), torch.zeros(4096, device="cuda")
+    calls = []
+
+    def launch():
+        calls.append(torch.cuda.is_current_stream_capturing())
+        kernels.copy[(4,)](x, out, 4096, BLOCK=1024)
+
     with at_launch() as tracer:
-        milliseconds = do_bench_cudagraph(
-            lambda: kernels.copy[(4,)](x, out, 4096, BLOCK=1024), rep=2
-        )
+        milliseconds = do_bench_cudagraph(launch, rep=2)
         torch.cuda.synchronize()
         captured = tracer.records(captured=True)
+        eager = tracer.records(captured=False)
     assert milliseconds > 0
-    assert len(captured) > 10
+    assert (len(captured), len(eager)) == (calls.count(True), calls.count(False))
+    assert captured
     assert {record.args["out"].values_after.max for record in captured} == {1.0}
     assert {record.args["x"].state.value for record in captured} == {"materialized"}
